@@ -60,15 +60,23 @@ std::string capabilities_text(const GpusFound& found) {
 // Any driver of the same major version is enough.
 std::string needed_text(const GpusFound& found) { return fmt::format("{}.0 or later", found.built_with / 1000); }
 
+// Returns the GPUs with enough shared memory that this program has kernels for, as CUDA_VISIBLE_DEVICES lists them.
+std::string usable_uuids(const GpusFound& found) {
+  std::string list;
+  for (const GpuFound& gpu : found.visible)
+    if (has_kernels_for(found, gpu) && gpu.shared_bytes_per_block >= kMinSharedBytes)
+      list += (list.empty() ? "" : ",") + gpu.uuid;
+  return list;
+}
+
 std::string why_no_kernels(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
-  const auto other = std::find_if(found.visible.begin(), found.visible.end(),
-                                  [&](const GpuFound& g) { return has_kernels_for(found, g); });
+  const std::string usable = usable_uuids(found);
   const std::string advice =
-      other == found.visible.end()
+      usable.empty()
           ? fmt::format("they run on none of the visible GPUs ({}), but CUDA_VISIBLE_DEVICES may hide others",
                         found.visible.size())
-          : fmt::format("set CUDA_VISIBLE_DEVICES={}, on which they run", other->uuid);
+          : fmt::format("set CUDA_VISIBLE_DEVICES={}, on which they run", usable);
   return fmt::format("GPU {} is {} (compute capability {}.{}), and this build has kernels for {}; {}", index, gpu.name,
                      gpu.capability_major, gpu.capability_minor, capabilities_text(found), advice);
 }
@@ -77,10 +85,13 @@ std::string why_no_kernels(const GpusFound& found, int index) {
 std::string why_no_shared_memory(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
   if (gpu.shared_bytes_per_block >= kMinSharedBytes) return "";
+  const std::string usable = usable_uuids(found);
   return fmt::format(
-      "GPU {} is {} (compute capability {}), where a block may have {} bytes of shared memory, and the kernels need {}; "
-      "set CUDA_VISIBLE_DEVICES to another GPU",
-      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kMinSharedBytes);
+      "GPU {} is {} (compute capability {}), where a block may have {} bytes of shared memory, and the kernels need {}; {}",
+      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kMinSharedBytes,
+      usable.empty() ? fmt::format("none of the visible GPUs ({}) has them, but CUDA_VISIBLE_DEVICES may hide others",
+                                   found.visible.size())
+                     : fmt::format("set CUDA_VISIBLE_DEVICES={}, which have them", usable));
 }
 
 const char* kernels_of(const GpuFound& gpu, KernelChoice choice) {
@@ -145,6 +156,14 @@ std::string why_not_loaded(const GpusFound& found, int index, const std::string&
     return fmt::format("{}, for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT{}", name,
                        build);
   return "";
+}
+
+std::vector<int> distinct_gpus(const GpusFound& found) {
+  std::vector<int> first;
+  std::set<std::pair<std::string, int>> seen;
+  for (int i = 0; i < static_cast<int>(found.visible.size()); ++i)
+    if (seen.emplace(found.visible[i].name, capability_of(found.visible[i])).second) first.push_back(i);
+  return first;
 }
 
 bool compiles_ptx(const GpusFound& found) {

@@ -41,6 +41,8 @@ std::string why_not_usable(const GpusFound& found, int index);
 std::string why_not_loaded(const GpusFound& found, int index, const std::string& error);
 // Returns whether a visible GPU has no native code. Its first run compiles PTX, which may take minutes.
 bool compiles_ptx(const GpusFound& found);
+// Returns the index of the first visible GPU of each kind, where GPUs of one name and capability are one kind.
+std::vector<int> distinct_gpus(const GpusFound& found);
 // Describes the kernels that a run with this choice uses on the GPU with this index, and their code.
 // REQUIRES: the GPU is visible and usable.
 //   "NVIDIA A100 (compute capability 8.0): portable kernels alone, without cuDNN's attention; native code for 8.0"

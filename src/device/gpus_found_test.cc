@@ -70,7 +70,17 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
       {{.built_with = 13000, .driver = 13000, .visible = {kSmall}},
        0,
        "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
-       "kernels need 101376; set CUDA_VISIBLE_DEVICES to another GPU",
+       "kernels need 101376; none of the visible GPUs (1) has them, but CUDA_VISIBLE_DEVICES may hide others",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kSmall, kT4, kH200, kA100}},
+       0,
+       "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
+       "kernels need 101376; set CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, which have them",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kT4, kH200, kA100}},
+       0,
+       "GPU 0 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; set "
+       "CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, on which they run",
        "built with 13.0, driver for 13.0"},
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},
@@ -125,6 +135,10 @@ TEST(GpusFound, SayWhyAKernelDoesNotLoad) {
   EXPECT_EQ(why("cudaErrorJitCompilationDisabled"),
             b200 + "for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT" + build);
   EXPECT_EQ(why("cudaErrorMemoryAllocation"), "");
+}
+
+TEST(GpusFound, GpusOfOneKindAreListedOnce) {
+  EXPECT_EQ(distinct_gpus({.visible = {kH200, kH200, kA100, kH200, kT4}}), (std::vector<int>{0, 2, 4}));
 }
 
 TEST(GpusFound, SayWhetherPtxIsCompiled) {

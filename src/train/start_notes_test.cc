@@ -168,6 +168,17 @@ TEST(StartNotes, TheKernelsOfAGpu) {
                 kLocal);
 }
 
+TEST(StartNotes, TheKernelsOfEachKindOfGpu) {
+  RunSpec run = quiet_run();
+  run.device = DeviceKind::cuda;
+  const GpuFound l40s{.name = "NVIDIA L40S", .capability_major = 8, .capability_minor = 9};
+  const GpusFound gpus{
+      .built_with = 13000, .driver = 13000, .visible = {l40s, l40s, {.name = "NVIDIA B200", .capability_major = 10}}};
+  const std::string text = start_notes(run, resolve_dispatcher(run), gpus, 1).front().text;
+  EXPECT_EQ(text.find("L40S"), text.rfind("L40S")) << text;
+  EXPECT_THAT(text, HasSubstr("native code for 8.0; NVIDIA B200 (compute capability 10.0): portable kernels"));
+}
+
 TEST(StartNotes, KeysThatDoLessThanTheySay) {
   RunSpec run = quiet_run();
   run.parallel.fsdp = true;
