@@ -236,13 +236,17 @@ TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
 int64_t stack_bytes(int64_t head_dim, bool for_hopper, KernelChoice kernels) {
   EngineSpec spec = huge_spec(DeviceKind::null);
   spec.precision.compute = DType::bf16;
-  spec.shape = {.batch = 1, .seq = 512, .documents = false};
+  spec.shape = {.batch = 1, .seq = 4096, .documents = false};
   spec.target = DeviceKind::cuda;
   spec.counts_for_hopper = for_hopper;
   spec.kernels = kernels;
-  spec.model.num_heads = spec.model.num_kv_heads = 256;
+  spec.model.num_layers = 1;
+  spec.model.moe_layers = {false};
+  spec.model.intermediate_size = 64;
+  spec.model.num_heads = spec.model.num_kv_heads = 8;
   spec.model.hidden_size = 64;
   spec.model.vocab_size = 512;
+  spec.model.max_position_embeddings = 4096;
   spec.model.head_dim = head_dim;
   return Engine(spec).plan().bytes(Life::stack);
 }
