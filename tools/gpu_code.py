@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Checks with cuobjdump which GPUs a program has native code for, and the PTX for later ones.
 
-usage: tools/gpu_code.py --architectures "80;90a" [--cuobjdump FILE] PROGRAM
+usage: tools/gpu_code.py --architectures "80;90a" [--portable "rows;rope"] [--cuobjdump FILE] [--required] PROGRAM
 
 Every kernel of cuda/ and sm80/ must have code for each architecture, and PTX of 8.0 unless 90a is the only one. Those
 of sm90/ have code for 90a alone. Files of one name are counted together: where sm90/ has the name too, one of them
-may lack code for 90a unnoticed (ops/cuda/early_launch.h finds this where it matters). The exit status is 1 where something is missing, and 77 without a cuobjdump.
+may lack code for 90a unnoticed (ops/cuda/early_launch.h finds this where it matters). The exit status is 1 where something is missing. Without a cuobjdump it is 77, and 1 with --required.
+
+--portable names the sources of cuda/ and sm80/, without endings. One that has code for 90a alone is then found.
 """
 import argparse
 import collections
@@ -30,12 +32,14 @@ def parse(listing):
     return found
 
 
-def problems(architectures, native, ptx):
-    """Returns what is missing, as lines. native and ptx are results of parse()."""
+def problems(architectures, native, ptx, sources=()):
+    """Returns what is missing, as lines. native and ptx are results of parse(); sources: names of portable sources."""
     portable = [a for a in architectures if a != HOPPER]
     names = collections.Counter()
     for a in portable:
         names |= native[a]
+    if portable:  # a source without kernels has no code at all
+        names |= native[HOPPER.rstrip("a")] & collections.Counter(sources)
     lines = []
     for a in architectures:
         have = native[a.rstrip("a")]
@@ -64,19 +68,22 @@ def list_code(cuobjdump, option, program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--architectures", required=True)
+    parser.add_argument("--portable", default="")
+    parser.add_argument("--required", action="store_true")
     parser.add_argument("--cuobjdump", default=find_cuobjdump())
     parser.add_argument("program")
     args = parser.parse_args()
     if not args.cuobjdump:
-        print("skipped: there is no cuobjdump; install the toolkit's (Debian: cuda-cuobjdump), or set CUDA_HOME")
-        return SKIPPED
+        how = "there is no cuobjdump; install the toolkit's (Debian: cuda-cuobjdump), or set CUDA_HOME"
+        print(how if args.required else f"skipped: {how}")
+        return 1 if args.required else SKIPPED
     native = list_code(args.cuobjdump, "--list-elf", args.program)
     ptx = list_code(args.cuobjdump, "--list-ptx", args.program)
     for a in sorted(native, key=int):
         print(f"native code for {a}: {sum(native[a].values())} sources")
     for a in sorted(ptx, key=int):
         print(f"PTX of {a}: {sum(ptx[a].values())} sources")
-    wrong = problems(args.architectures.split(";"), native, ptx)
+    wrong = problems(args.architectures.split(";"), native, ptx, filter(None, args.portable.split(";")))
     for line in wrong:
         print(f"{args.program}: {line}")
     return 1 if wrong else 0

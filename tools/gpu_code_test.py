@@ -17,7 +17,7 @@ PTX file    1: rows.sm_80.ptx
 PTX file    2: moebius.4.sm_80.ptx
 """
 
-# architectures, the listings, what is missing
+# architectures, the listings, and what is missing where rows and rope are the portable sources
 CASES = [
     ("80;90a", NATIVE, PTX, []),
     ("80;86;90a", NATIVE, PTX, ["expected native code for 86; there is none"]),
@@ -29,6 +29,9 @@ CASES = [
     ("90a;120", NATIVE.replace("sm_80", "sm_120"), "",
      ["expected PTX of 80 for other GPUs; there is none of moebius, rows"]),
     ("90a", "ELF file    5: hopper.sm_90a.cubin\n", "", []),
+    ("80;90a", NATIVE.replace("hopper", "rope"), PTX,
+     ["expected native code for 80 of every portable kernel; there is none of rope",
+      "expected PTX of 80 for other GPUs; there is none of rope"]),
     ("80;90a", "", "", ["expected native code for 80; there is none", "expected native code for 90a; there is none"]),
 ]
 
@@ -36,7 +39,8 @@ CASES = [
 def main():
     failed = 0
     for architectures, native, ptx, expected in CASES:
-        got = gpu_code.problems(architectures.split(";"), gpu_code.parse(native), gpu_code.parse(ptx))
+        got = gpu_code.problems(architectures.split(";"), gpu_code.parse(native), gpu_code.parse(ptx),
+                                ["rows", "rope"])
         if got != expected:
             failed += 1
             print(f"{architectures}: expected {expected}; got {got}")

@@ -9,17 +9,18 @@
 #include "cli/count_text.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
-#include "config/check/batch_split_check.h"
 #include "config/check/expert_rows_bound.h"
+#include "config/check/hopper_notes.h"
 #include "config/check/run_notes.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/reference.h"
 #include "config/run_print.h"
 #include "device/accelerator.h"
+#include "device/gpu_limits.h"
 #include "engine/engine.h"
 #include "model/device_support.h"
 #include "model/gpu_products.h"
-#include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_scratch.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/fit_memory.h"
 #include "train/host_memory.h"
@@ -74,6 +75,10 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   const RunSpec run = counted_run(asked, mesh);
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
+  if (spec.target == DeviceKind::cuda && Accelerator::count() > 0) {
+    const AcceleratorInfo gpu = Accelerator::describe(0);
+    spec.counts_for_hopper = GpuLimits{gpu.capability_major, gpu.capability_minor}.is_hopper();
+  }
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   return spec;
 }
@@ -150,7 +155,7 @@ std::string unplanned_memory_text(const Resolved& r) {
     return host.text() + "; a run also holds the program and the indices of its data";
   return fmt::format("{}{}; {}; {}", r.engine->device_memory().text(),
                      sharing_text(r.engine->device_memory(), r.mesh.world(), Accelerator::count()),
-                     planned_cudnn_text(), host.text());
+                     planned_cudnn_text(gpu_kernels(r.engine->spec())), host.text());
 }
 
 nlohmann::ordered_json memory_json(const MemoryPlan& plan) {
@@ -205,7 +210,7 @@ MemoryCheck memory_check(const Resolved& r) {
 std::vector<std::string> notes(const Resolved& r) {
   std::vector<std::string> texts;
   for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
-  if (const std::string kernels = split_kernels_note(r.run); !kernels.empty()) texts.push_back(kernels);
+  for (const std::string& note : hopper_notes(r.run)) texts.push_back(note);
   if (const std::string products = gpu_products_text(r.run, r.knows_gpus); !products.empty()) texts.push_back(products);
   return texts;
 }
@@ -244,7 +249,7 @@ void print_resolved_json(const Resolved& r) {
   object["parameter_bytes"] = parameter_json(r.run);
   object["memory_rank"] = r.rank;
   object["memory_scratch_of"] = name_of(r.engine->spec().target);
-  object["memory_cudnn"] = r.engine->spec().target == DeviceKind::cuda && has_cudnn();
+  object["memory_cudnn"] = r.engine->spec().target == DeviceKind::cuda && plans_cudnn(gpu_kernels(r.engine->spec()));
   object["memory_verdict"] = memory_check_json(r);
   if (!r.fit.empty()) object["memory_fit"] = r.fit;
   object["notes"] = notes(r);

@@ -2,6 +2,7 @@
 #include <xxhash.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -56,19 +57,29 @@ std::string gpu_line() {
   if (driver_is_too_old(found)) return "unknown: the driver is too old to be asked";
   const size_t count = found.visible.size();
   if (count == 0) return found.driver == 0 ? "none" : "none visible";
-  const AcceleratorInfo gpu = Accelerator::describe(0);
-  return fmt::format("{}{}, compute capability {}.{}, {} multiprocessors, {} of {} free",
-                     count > 1 ? fmt::format("{} x ", count) : "", gpu.name, gpu.capability_major, gpu.capability_minor,
-                     gpu.num_multiprocessors, bytes_text(gpu.free_bytes), bytes_text(gpu.memory_bytes));
+  std::string text;
+  for (const int first : distinct_gpus(found)) {
+    const auto alike = std::count_if(found.visible.begin(), found.visible.end(),
+                                     [&](const GpuFound& g) { return g.name == found.visible[first].name; });
+    const AcceleratorInfo gpu = Accelerator::describe(first);
+    text +=
+        fmt::format("{}{}{}, compute capability {}.{}, {} multiprocessors, {} of {} free", text.empty() ? "" : "; ",
+                    alike > 1 ? fmt::format("{} x ", alike) : "", gpu.name, gpu.capability_major, gpu.capability_minor,
+                    gpu.num_multiprocessors, bytes_text(gpu.free_bytes), bytes_text(gpu.memory_bytes));
+  }
+  return text;
 }
 
-// The values of run.kernels that the first GPU has kernels for.
+// The kernels of each kind of visible GPU by run.kernels.
 std::string kernels_line() {
   if (const std::string why = Accelerator::why_missing(); !why.empty()) return "none";
+  const GpusFound found = gpus_found();
   std::string text;
   for (const auto& [name, choice] : kKernelChoiceNames)
-    text += fmt::format("{}run.kernels = \"{}\": {}", text.empty() ? "" : "; ", name,
-                        kernels_text(gpus_found(), 0, choice));
+    for (const int gpu : distinct_gpus(found))
+      if (why_not_usable(found, gpu).empty())
+        text +=
+            fmt::format("{}run.kernels = \"{}\": {}", text.empty() ? "" : "; ", name, kernels_text(found, gpu, choice));
   return text;
 }
 

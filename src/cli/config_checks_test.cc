@@ -18,6 +18,18 @@ TEST(ConfigVerdict, PredictionNotesRanksThatShareAGpu) {
             std::string::npos);
 }
 
+TEST(ConfigVerdict, NamesTheGpusThatARecipeFits) {
+  const auto text = [](int64_t gib) { return known_gpus_text(gib << 30); };
+  EXPECT_EQ(text(21),
+            ": fits an RTX 4090 (22 GiB free), an RTX 5090 (30), an L40S (43), an H100 (78), an A100 of 80 GB (78), "
+            "an H200 (139), a B200 (177)");
+  EXPECT_EQ(
+      text(78),
+      ": fits an H100 (78 GiB free), an A100 of 80 GB (78), an H200 (139), a B200 (177); does not fit an RTX 4090 "
+      "(22 GiB free), an RTX 5090 (30), an L40S (43)");
+  EXPECT_EQ(text(200).substr(0, 48), ": does not fit an RTX 4090 (22 GiB free), an RTX");
+}
+
 // The sum is over the ranks of one machine, as in `train`, of the machine whose ranks pin most.
 TEST(ConfigVerdict, SumsThePinnedMemoryOfAMachine) {
   using Bytes = std::pair<int64_t, int64_t>;  // and the number of ranks

@@ -1,6 +1,7 @@
 #include "device/gpu_limits.h"
 
 #include "device/accelerator.h"
+#include "device/gpu_kernels.h"
 
 namespace moebius {
 namespace {
@@ -23,9 +24,11 @@ void set_kernel_choice(Accelerator& accelerator, KernelChoice choice) {
   accelerator.state<ChosenKernels>().choice = choice;
 }
 
-bool uses_hopper_kernels(const Stream& s) {
-  return gpu_limits(s).is_hopper() && s.accelerator().state<ChosenKernels>().choice == KernelChoice::automatic;
+GpuKernels gpu_kernels(const Stream& s) {
+  return {.is_hopper = gpu_limits(s).is_hopper(), .choice = s.accelerator().state<ChosenKernels>().choice};
 }
+
+bool uses_hopper_kernels(const Stream& s) { return gpu_kernels(s).has_hopper_kernels(); }
 
 GpuLimitsScope::GpuLimitsScope(const Stream& s, const GpuLimits& limits) : limits_(kept_limits(s)), before_(limits_) {
   limits_ = limits;

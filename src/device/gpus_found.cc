@@ -60,15 +60,23 @@ std::string capabilities_text(const GpusFound& found) {
 // Any driver of the same major version is enough.
 std::string needed_text(const GpusFound& found) { return fmt::format("{}.0 or later", found.built_with / 1000); }
 
+// Returns the GPUs with enough shared memory that this program has kernels for, as CUDA_VISIBLE_DEVICES lists them.
+std::string usable_uuids(const GpusFound& found) {
+  std::string list;
+  for (const GpuFound& gpu : found.visible)
+    if (has_kernels_for(found, gpu) && gpu.shared_bytes_per_block >= kMinSharedBytes)
+      list += (list.empty() ? "" : ",") + gpu.uuid;
+  return list;
+}
+
 std::string why_no_kernels(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
-  const auto other = std::find_if(found.visible.begin(), found.visible.end(),
-                                  [&](const GpuFound& g) { return has_kernels_for(found, g); });
+  const std::string usable = usable_uuids(found);
   const std::string advice =
-      other == found.visible.end()
+      usable.empty()
           ? fmt::format("they run on none of the visible GPUs ({}), but CUDA_VISIBLE_DEVICES may hide others",
                         found.visible.size())
-          : fmt::format("set CUDA_VISIBLE_DEVICES={}, on which they run", other->uuid);
+          : fmt::format("set CUDA_VISIBLE_DEVICES={}, on which they run", usable);
   return fmt::format("GPU {} is {} (compute capability {}.{}), and this build has kernels for {}; {}", index, gpu.name,
                      gpu.capability_major, gpu.capability_minor, capabilities_text(found), advice);
 }
@@ -77,10 +85,21 @@ std::string why_no_kernels(const GpusFound& found, int index) {
 std::string why_no_shared_memory(const GpusFound& found, int index) {
   const GpuFound& gpu = found.visible[index];
   if (gpu.shared_bytes_per_block >= kMinSharedBytes) return "";
+  const std::string usable = usable_uuids(found);
   return fmt::format(
-      "GPU {} is {} (compute capability {}), where a block may have {} bytes of shared memory, and the kernels need {}; "
-      "set CUDA_VISIBLE_DEVICES to another GPU",
-      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kMinSharedBytes);
+      "GPU {} is {} (compute capability {}), where a block may have {} bytes of shared memory, and the kernels need {}; {}",
+      index, gpu.name, capability_text(capability_of(gpu)), gpu.shared_bytes_per_block, kMinSharedBytes,
+      usable.empty() ? fmt::format("none of the visible GPUs ({}) has them, but CUDA_VISIBLE_DEVICES may hide others",
+                                   found.visible.size())
+                     : fmt::format("set CUDA_VISIBLE_DEVICES={}, which have them", usable));
+}
+
+const char* kernels_of(const GpuFound& gpu, KernelChoice choice) {
+  if (choice == KernelChoice::portable) return "portable kernels alone, without cuDNN's attention";
+  return capability_of(gpu) == kHopper
+             ? "Hopper's own kernels where the shape allows them, else portable ones, and cuDNN's attention where it is "
+               "faster"
+             : "portable kernels, and cuDNN's attention where this build and the shape allow it";
 }
 
 }  // namespace
@@ -114,6 +133,44 @@ std::string why_not_usable(const GpusFound& found, int index) {
   return why.empty() ? why_no_ptx(found, index) : why;
 }
 
+std::string why_not_loaded(const GpusFound& found, int index, const std::string& error) {
+  const GpuFound& gpu = found.visible[index];
+  const std::string name =
+      fmt::format("GPU {} is {} (compute capability {})", index, gpu.name, capability_text(capability_of(gpu)));
+  const std::string build = how_to_build_for(found, gpu);
+  if (error == "cudaErrorNoKernelImageForDevice")
+    return fmt::format("{}, for which this build has no kernels that load; build again from clean sources{}", name,
+                       build);
+  if (error == "cudaErrorInvalidPtx" || error == "cudaErrorUnsupportedPtxVersion")
+    return fmt::format(
+        "{}, and the driver for CUDA {} does not compile this build's PTX of CUDA {}; update the driver to one for CUDA {} "
+        "or later{}",
+        name, cuda_version_text(found.driver), cuda_version_text(found.built_with), cuda_version_text(found.built_with),
+        build);
+  if (error == "cudaErrorJitCompilerNotFound")
+    return fmt::format(
+        "{}, and the driver's compiler of PTX (libnvidia-ptxjitcompiler) is missing; install the whole driver (a "
+        "container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility){}",
+        name, build);
+  if (error == "cudaErrorJitCompilationDisabled")
+    return fmt::format("{}, for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT{}", name,
+                       build);
+  return "";
+}
+
+std::vector<int> distinct_gpus(const GpusFound& found) {
+  std::vector<int> first;
+  std::set<std::pair<std::string, int>> seen;
+  for (int i = 0; i < static_cast<int>(found.visible.size()); ++i)
+    if (seen.emplace(found.visible[i].name, capability_of(found.visible[i])).second) first.push_back(i);
+  return first;
+}
+
+bool compiles_ptx(const GpusFound& found) {
+  return std::any_of(found.visible.begin(), found.visible.end(),
+                     [&](const GpuFound& gpu) { return native_code_for(found, gpu) == 0; });
+}
+
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice) {
   const GpuFound& gpu = found.visible[index];
   const int native = native_code_for(found, gpu);
@@ -121,8 +178,7 @@ std::string kernels_text(const GpusFound& found, int index, KernelChoice choice)
                                        : fmt::format("PTX of {}, which the driver compiles when a program first runs",
                                                      capability_text(found.lowest_capability));
   const std::string name = fmt::format("{} (compute capability {})", gpu.name, capability_text(capability_of(gpu)));
-  if (capability_of(gpu) == kHopper) return fmt::format("{}: {}; {}", name, meaning_of(choice), code);
-  return fmt::format("{} has none of Hopper's own kernels, so all are portable; {}", name, code);
+  return fmt::format("{}: {}; {}", name, kernels_of(gpu, choice), code);
 }
 
 std::string cuda_versions_text(const GpusFound& found) {

@@ -36,9 +36,16 @@ GpusFound gpus_found();  // queries this machine
 bool driver_is_too_old(const GpusFound& found);
 // Returns why the kernels of this program cannot run on the GPU with this index; empty if they can.
 std::string why_not_usable(const GpusFound& found, int index);
+// Returns why the GPU with this index did not load a portable kernel, and what to do. error: the name that CUDA gave, such
+// as "cudaErrorInvalidPtx". Returns an empty string for errors with another cause.
+std::string why_not_loaded(const GpusFound& found, int index, const std::string& error);
+// Returns whether a visible GPU has no native code. Its first run compiles PTX, which may take minutes.
+bool compiles_ptx(const GpusFound& found);
+// Returns the index of the first visible GPU of each kind, where GPUs of one name and capability are one kind.
+std::vector<int> distinct_gpus(const GpusFound& found);
 // Describes the kernels that a run with this choice uses on the GPU with this index, and their code.
 // REQUIRES: the GPU is visible and usable.
-//   "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code for 8.0"
+//   "NVIDIA A100 (compute capability 8.0): portable kernels alone, without cuDNN's attention; native code for 8.0"
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice);
 // Returns a string such as "built with 13.0, driver for 12.4: too old"
 std::string cuda_versions_text(const GpusFound& found);

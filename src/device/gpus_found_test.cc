@@ -70,7 +70,17 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
       {{.built_with = 13000, .driver = 13000, .visible = {kSmall}},
        0,
        "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
-       "kernels need 101376; set CUDA_VISIBLE_DEVICES to another GPU",
+       "kernels need 101376; none of the visible GPUs (1) has them, but CUDA_VISIBLE_DEVICES may hide others",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kSmall, kT4, kH200, kA100}},
+       0,
+       "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
+       "kernels need 101376; set CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, which have them",
+       "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kT4, kH200, kA100}},
+       0,
+       "GPU 0 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; set "
+       "CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, on which they run",
        "built with 13.0, driver for 13.0"},
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},
@@ -105,25 +115,58 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
   EXPECT_EQ(cuda_versions_text({}), "not part of this build");
 }
 
+TEST(GpusFound, SayWhyAKernelDoesNotLoad) {
+  const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kB200}};
+  const auto why = [&](const std::string& error) { return why_not_loaded(found, 0, error); };
+  const std::string b200 = "GPU 0 is NVIDIA B200 (compute capability 10.0), ",
+                    build = ", or build with -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;100\"";
+  EXPECT_EQ(why("cudaErrorNoKernelImageForDevice"),
+            b200 + "for which this build has no kernels that load; build again from clean sources" + build);
+  for (const char* error : {"cudaErrorInvalidPtx", "cudaErrorUnsupportedPtxVersion"})
+    EXPECT_EQ(why(error), b200 +
+                              "and the driver for CUDA 13.0 does not compile this build's PTX of CUDA 13.0; update the "
+                              "driver to one for CUDA 13.0 or later" +
+                              build);
+  EXPECT_EQ(why("cudaErrorJitCompilerNotFound"),
+            b200 +
+                "and the driver's compiler of PTX (libnvidia-ptxjitcompiler) is missing; install the whole driver (a "
+                "container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility)" +
+                build);
+  EXPECT_EQ(why("cudaErrorJitCompilationDisabled"),
+            b200 + "for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT" + build);
+  EXPECT_EQ(why("cudaErrorMemoryAllocation"), "");
+}
+
+TEST(GpusFound, GpusOfOneKindAreListedOnce) {
+  EXPECT_EQ(distinct_gpus({.visible = {kH200, kH200, kA100, kH200, kT4}}), (std::vector<int>{0, 2, 4}));
+}
+
+TEST(GpusFound, SayWhetherPtxIsCompiled) {
+  EXPECT_FALSE(compiles_ptx({.visible = {kH200, kA100, kRtx4090}}));
+  EXPECT_TRUE(compiles_ptx({.visible = {kH200, kB200}}));
+  EXPECT_FALSE(compiles_ptx({.native = {80, 90, 100}, .visible = {kB200}}));
+  EXPECT_FALSE(compiles_ptx({}));
+}
+
 TEST(GpusFound, SayWhichKernelsRun) {
   const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kH200, kA100, kRtx4090, kB200}};
   const auto text = [&](int index, KernelChoice choice) { return kernels_text(found, index, choice); };
-  EXPECT_EQ(text(0, KernelChoice::automatic),
-            "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the GPU and the shape allow them, else "
-            "portable ones; native code for 9.0");
+  EXPECT_EQ(
+      text(0, KernelChoice::automatic),
+      "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the shape allows them, else portable ones, "
+      "and cuDNN's attention where it is faster; native code for 9.0");
   EXPECT_EQ(text(0, KernelChoice::portable),
-            "NVIDIA H200 (compute capability 9.0): portable kernels alone, none of Hopper's own; native code for 9.0");
-  for (const KernelChoice choice : {KernelChoice::automatic, KernelChoice::portable}) {
-    EXPECT_EQ(text(1, choice),
-              "NVIDIA A100 (compute capability 8.0) has none of Hopper's own kernels, so all are portable; native code "
-              "for 8.0");
-    EXPECT_EQ(text(2, choice),
-              "NVIDIA RTX 4090 (compute capability 8.9) has none of Hopper's own kernels, so all are portable; native "
-              "code for 8.0");
-  }
+            "NVIDIA H200 (compute capability 9.0): portable kernels alone, without cuDNN's attention; native code for "
+            "9.0");
+  EXPECT_EQ(text(1, KernelChoice::automatic),
+            "NVIDIA A100 (compute capability 8.0): portable kernels, and cuDNN's attention where this build and the "
+            "shape allow it; native code for 8.0");
+  EXPECT_EQ(text(2, KernelChoice::portable),
+            "NVIDIA RTX 4090 (compute capability 8.9): portable kernels alone, without cuDNN's attention; native code "
+            "for 8.0");
   EXPECT_EQ(text(3, KernelChoice::automatic),
-            "NVIDIA B200 (compute capability 10.0) has none of Hopper's own kernels, so all are portable; PTX of 8.0, "
-            "which the driver compiles when a program first runs");
+            "NVIDIA B200 (compute capability 10.0): portable kernels, and cuDNN's attention where this build and the "
+            "shape allow it; PTX of 8.0, which the driver compiles when a program first runs");
 }
 
 }  // namespace

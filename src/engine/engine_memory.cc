@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "device/gpu_limits.h"
-#include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_scratch.h"
 
 namespace moebius {
 
@@ -36,10 +35,8 @@ bool runs_cudnn(const EngineSpec& spec) {
                               .doc_start_T = attention.doc_start_T,
                               .batch = attention.batch};
   if (spec.target != DeviceKind::cuda) return false;
-  // A plan without a GPU at hand is for Hopper.
-  const bool is_hopper = spec.device != DeviceKind::cuda || query_gpu_limits().is_hopper();
-  if (is_hopper && spec.kernels == KernelChoice::portable) return false;
-  return (is_hopper ? cudnn_takes(attention) : cudnn_takes_elsewhere(attention)) || cudnn_takes(backward);
+  const GpuKernels on = gpu_kernels(spec);
+  return uses_cudnn(on, attention) || uses_cudnn(on, backward);
 }
 
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/check/expert_rows_bound.h"
+#include "device/gpu_limits.h"
 #include "model/device_support.h"
 
 namespace moebius {
@@ -65,6 +66,11 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .measures_precision = run.log.precision,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
+}
+
+GpuKernels gpu_kernels(const EngineSpec& spec) {
+  const bool is_gpu = spec.device == DeviceKind::cuda;
+  return {.is_hopper = is_gpu ? query_gpu_limits().is_hopper() : spec.counts_for_hopper, .choice = spec.kernels};
 }
 
 EngineSpec resolved(EngineSpec spec) {

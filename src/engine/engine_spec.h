@@ -9,6 +9,7 @@
 #include "comm/mesh.h"
 #include "config/dispatcher_choice.h"
 #include "config/run_spec.h"
+#include "device/gpu_kernels.h"
 #include "model/model.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/sharding.h"
@@ -52,11 +53,15 @@ struct EngineSpec {
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
   bool graph = true;                    // a GPU captures training steps and token generation as CUDA graphs; else eager
   KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
-  bool fusion = true;                              // fuses ops of dense layers (model/layers/mlp.h)
-  bool measures_precision = false;                 // log.precision
+  bool counts_for_hopper = true;    // with a null device: false counts the memory of a GPU other than Hopper
+  bool fusion = true;               // fuses ops of dense layers (model/layers/mlp.h)
+  bool measures_precision = false;  // log.precision
   int threads = 1;
   uint64_t seed = 0;
 };
+
+// Returns the kernels of the thread's current GPU with this spec. On the null device: of the GPU that it counts for.
+GpuKernels gpu_kernels(const EngineSpec& spec);
 
 // Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). It cannot if other work on
 // weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits.

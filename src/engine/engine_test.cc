@@ -232,6 +232,36 @@ TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
   EXPECT_EQ(code_bytes(64, DType::bf16, KernelChoice::portable), 6 << 20);
 }
 
+// Returns the step stack of a training step with causal sequences, whose backward pass has scratch.
+int64_t stack_bytes(int64_t head_dim, bool for_hopper, KernelChoice kernels) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.precision.compute = DType::bf16;
+  spec.shape = {.batch = 1, .seq = 4096, .documents = false};
+  spec.target = DeviceKind::cuda;
+  spec.counts_for_hopper = for_hopper;
+  spec.kernels = kernels;
+  spec.model.num_layers = 1;
+  spec.model.moe_layers = {false};
+  spec.model.intermediate_size = 64;
+  spec.model.num_heads = spec.model.num_kv_heads = 8;
+  spec.model.hidden_size = 64;
+  spec.model.vocab_size = 512;
+  spec.model.max_position_embeddings = 4096;
+  spec.model.head_dim = head_dim;
+  return Engine(spec).plan().bytes(Life::stack);
+}
+
+// The scratch of these kernels is larger than any other that the step needs.
+TEST(Engine, CountsScratchOnlyOfKernelsThatMayRun) {
+  const int64_t hopper = stack_bytes(128, true, KernelChoice::automatic),
+                portable = stack_bytes(128, true, KernelChoice::portable);
+  EXPECT_LT(portable, hopper);
+  EXPECT_EQ(stack_bytes(128, false, KernelChoice::portable), portable);
+  if (!has_cudnn()) return;
+  EXPECT_EQ(stack_bytes(96, false, KernelChoice::automatic), stack_bytes(96, true, KernelChoice::automatic));
+  EXPECT_LT(stack_bytes(96, false, KernelChoice::portable), stack_bytes(96, false, KernelChoice::automatic));
+}
+
 // Records the requested micro-batches, each in its own host memory.
 struct NotedFills final : BatchSource {
   explicit NotedFills(Engine& engine) : engine(engine) {}

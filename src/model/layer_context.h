@@ -9,6 +9,7 @@
 #include "config/parallel_spec.h"
 #include "config/policy_spec.h"
 #include "config/train_spec.h"
+#include "device/gpu_kernels.h"
 #include "model/attention/token_runs.h"
 #include "model/params.h"
 #include "model/step.h"
@@ -33,6 +34,7 @@ struct LayerContext {
   uint64_t seed = 0;                                      // seed of random draws in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // how MoE layers exchange rows
   ExpertOverlap expert_overlap = ExpertOverlap::none;     // what overlaps with the exchange of rows
+  GpuKernels kernels = {};                                // kernels of a GPU, whose scratch a dry run counts
   bool fusion = true;                                     // fuses ops of dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // used by the direct dispatcher (model/moe/direct_window.h)
   ExpertRows* expert_rows = nullptr;                      // used by MoE layers with a budget (model/moe/expert_rows.h)

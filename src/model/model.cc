@@ -95,6 +95,7 @@ Model::Model(const ModelContext& c)
                               .seed = c.seed,
                               .dispatcher = c.dispatcher,
                               .expert_overlap = c.expert_overlap,
+                              .kernels = c.kernels,
                               .fusion = c.fusion,
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/policy_spec.h"
+#include "device/gpu_kernels.h"
 #include "model/catalog.h"
 #include "model/stage.h"
 
@@ -47,6 +48,7 @@ struct ModelContext {
   std::vector<std::string> freeze = {};                   // patterns of frozen parameters, as in ParamTable
   DispatcherKind dispatcher = DispatcherKind::automatic;  // how MoE layers exchange rows: model/moe/dispatcher.h
   ExpertOverlap expert_overlap = ExpertOverlap::none;     // what overlaps with the exchange of rows
+  GpuKernels kernels = {};                                // kernels of a GPU, whose scratch a dry run counts
   bool fusion = true;                                     // fuses ops of dense layers: model/layers/mlp.h
   LoraSpec lora = {};                                     // adapters: model/lora/adapter.h
   bool shards_weights = false;                            // parallel.fsdp

@@ -145,6 +145,7 @@ class DryStage {
                               .seed = spec.seed,
                               .dispatcher = spec.dispatcher,
                               .expert_overlap = spec.expert_overlap,
+                              .kernels = gpu_kernels(spec),
                               .fusion = spec.fusion,
                               .window = window_.get(),
                               .expert_rows = rows_.get(),

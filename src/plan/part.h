@@ -126,7 +126,7 @@ struct PartWork {
 };
 
 // The values that a part depends on (cost/part_key.h).
-using PartKey = std::array<int64_t, 33>;
+using PartKey = std::array<int64_t, 34>;
 struct PartKeyHash {
   size_t operator()(const PartKey& key) const;
 };

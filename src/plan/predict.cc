@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "comm/group_cost.h"
+#include "ops/attention/attention_scratch.h"
 #include "parallel/pipeline/step_schedule.h"
 #include "plan/cost/megatron_memory.h"
 #include "plan/cost/row_exchange.h"
@@ -27,6 +28,7 @@ class Predicting {
     result_.mesh = spec_.mesh;
     result_.memory_bytes = machine_.memory_bytes();
     result_.is_gpu = machine_.is_gpu;
+    result_.assumes_cudnn = machine_.is_gpu && plans_cudnn(gpu_kernels(spec_));
     result_.threads = spec_.threads;
     result_.num_pp_ranks = layout_.num_ranks;
     result_.ranks = ranks;

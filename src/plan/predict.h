@@ -46,6 +46,7 @@ struct Prediction {
   double host_bytes = 0;                  // the largest RankMemory::host_bytes() of any rank
   double host_memory_bytes = 0;           // host memory that a rank has; on a CPU, what the plan leaves of its memory
   bool is_gpu = true;
+  bool assumes_cudnn = false;  // for attention
   int64_t threads = 0;         // threads of a rank, on a CPU
   double imbalance = 1;        // rows of the busiest rank's experts over the mean
   double imbalance_s = 0;      // seconds that the passes take longer than with balanced experts

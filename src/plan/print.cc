@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "config/check/batch_split_check.h"
-#include "ops/attention/attention_cudnn.h"
+#include "config/check/hopper_notes.h"
+#include "ops/attention/attention_scratch.h"
 
 namespace moebius {
 namespace {
@@ -97,7 +97,7 @@ std::string not_predicted_text(const Prediction& p, const RunSpec& run) {
   if (run.parallel.dynamic_cp && run.parallel.cp > 1)
     text +=
         "  parallel.dynamic_cp: every micro-batch is predicted with all cp ranks; its graphs' memory is not counted\n";
-  if (const std::string kernels = split_kernels_note(run); !kernels.empty()) text += "  " + kernels + "\n";
+  for (const std::string& note : hopper_notes(run)) text += "  " + note + "\n";
   return text;
 }
 
@@ -108,7 +108,7 @@ std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMach
     text += fmt::format("  {} threads per rank, {:.0f} ranks per host\n", p.threads,
                         machine.of_rank(p.threads).domain_ranks);
   else
-    text += fmt::format("  {}\n", planned_cudnn_text());
+    text += fmt::format("  {}\n", planned_cudnn_text({.choice = run.kernels}));
   for (const std::string& figure : machine.assumed_figures()) text += "  machine: " + figure + "\n";
   return text;
 }
@@ -208,7 +208,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
                               {"memory_peak_bytes", p.fullest_rank().total()},
                               {"memory_bytes_of_rank", p.memory_bytes},
                               {"memory_fits", p.fits()},
-                              {"memory_cudnn", p.is_gpu && has_cudnn()},
+                              {"memory_cudnn", p.assumes_cudnn},
                               {"host_bytes", p.host_bytes},
                               {"host_memory_bytes_of_rank", p.host_memory_bytes},
                               {"host_fits", p.host_fits()},

@@ -54,7 +54,10 @@ std::optional<StartNote> rows_note(const RunSpec& run) {
 
 std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus) {
   if (run.device != DeviceKind::cuda || gpus.visible.empty()) return std::nullopt;
-  return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), kernels_text(gpus, 0, run.kernels))};
+  std::string text;
+  for (const int gpu : distinct_gpus(gpus))
+    if (why_not_usable(gpus, gpu).empty()) text += (text.empty() ? "" : "; ") + kernels_text(gpus, gpu, run.kernels);
+  return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), text)};
 }
 
 std::optional<StartNote> products_note(const RunSpec& run, const GpusFound& gpus, int64_t num_ranks) {

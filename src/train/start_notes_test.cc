@@ -51,8 +51,8 @@ TEST(StartNotes, TheDispatcherAndWhy) {
   run.device = DeviceKind::cuda;
   EXPECT_EQ(
       all_notes(run),
-      "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all are "
-      "portable; native code for 8.0\n"
+      "run.kernels = \"auto\": NVIDIA L40S (compute capability 8.9): portable kernels, and cuDNN's attention where "
+      "this build and the shape allow it; native code for 8.0\n"
       "dispatcher allgather: chosen by \"auto\" because run.graph is on and all-to-all cannot be captured in CUDA "
       "graphs; with run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 3, top-k = 2)\n" +
           rows);
@@ -230,9 +230,20 @@ TEST(StartNotes, TheKernelsOfAGpu) {
   run.device = DeviceKind::cuda;
   run.kernels = KernelChoice::portable;
   EXPECT_EQ(all_notes(run),
-            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9) has none of Hopper's own kernels, so all "
-            "are portable; native code for 8.0\n" +
+            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9): portable kernels alone, without cuDNN's "
+            "attention; native code for 8.0\n" +
                 kLocal);
+}
+
+TEST(StartNotes, TheKernelsOfEachKindOfGpu) {
+  RunSpec run = quiet_run();
+  run.device = DeviceKind::cuda;
+  const GpuFound l40s{.name = "NVIDIA L40S", .capability_major = 8, .capability_minor = 9};
+  const GpusFound gpus{
+      .built_with = 13000, .driver = 13000, .visible = {l40s, l40s, {.name = "NVIDIA B200", .capability_major = 10}}};
+  const std::string text = start_notes(run, resolve_dispatcher(run), gpus, 1).front().text;
+  EXPECT_EQ(text.find("L40S"), text.rfind("L40S")) << text;
+  EXPECT_THAT(text, HasSubstr("native code for 8.0; NVIDIA B200 (compute capability 10.0): portable kernels"));
 }
 
 TEST(StartNotes, KeysThatDoLessThanTheySay) {

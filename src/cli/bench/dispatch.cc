@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/bench/ranks.h"
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
@@ -104,7 +105,7 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
 void run_bench_dispatch(DispatchBenchSpec spec, int64_t ranks, bool json) {
   Launch launch = detect_launch(process_environment());
   if (ranks != 1) launch = launch_threads(ranks, launch);
-  run_ranks(launch, {.timeout_s = 60}, [&](Transport& world) {
+  run_ranks(launch, {.timeout_s = bench_timeout_s()}, [&](Transport& world) {
     DispatchBenchSpec mine = spec;
     Control control(world);
     if (mine.threads == 0) mine.threads = cpu_share(control);

@@ -8,6 +8,7 @@
 
 #include "bench/peak.h"
 #include "bench/shapes.h"
+#include "cli/bench/ranks.h"
 #include "cli/machine.h"
 #include "cli/options.h"
 #include "comm/transport/threads.h"
@@ -109,7 +110,7 @@ void set_links(PlanMachine& m, const MachineMeasurements& measured) {
 
 std::vector<CollectiveLine> measured_gathers(DeviceKind device, int64_t ranks) {
   std::vector<CollectiveLine> lines;
-  run_threads(static_cast<int>(ranks), {.timeout_s = 60}, [&](Transport& world) {
+  run_threads(static_cast<int>(ranks), {.timeout_s = bench_timeout_s()}, [&](Transport& world) {
     std::vector<CollectiveLine> mine = bench_collectives(device, world);
     if (world.rank() == 0) lines = std::move(mine);
   });

@@ -8,6 +8,7 @@
 #include "cli/bench/report.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "device/gpus_found.h"
 #include "memory/plan.h"
 
 namespace moebius {
@@ -18,7 +19,7 @@ template <class Measure, class Print>
 void on_ranks(const RanksBenchOptions& o, Measure&& measure, Print&& print) {
   Launch launch = detect_launch(process_environment());
   if (o.ranks != 1) launch = launch_threads(o.ranks, launch);
-  run_ranks(launch, {.timeout_s = 60}, [&](Transport& world) {
+  run_ranks(launch, {.timeout_s = bench_timeout_s()}, [&](Transport& world) {
     Control control(world);
     check_same_program(control, "bench");
     const auto report = measure(world, o.threads > 0 ? o.threads : cpu_share(control));
@@ -74,6 +75,8 @@ void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines,
 }
 
 }  // namespace
+
+double bench_timeout_s() { return compiles_ptx(gpus_found()) ? 1800 : 60; }
 
 bool has_several_ranks(int64_t ranks) { return ranks != 1 || detect_launch(process_environment()).num_ranks > 1; }
 

@@ -11,6 +11,7 @@
 
 #include "device/cuda/cuda.h"
 #include "device/cuda/pinning.h"
+#include "device/cuda/portable_probe.h"
 #include "device/gpu_wait_watchdog.h"
 #include "device/gpus_found.h"
 #include "device/out_of_memory.h"
@@ -171,12 +172,28 @@ void wait_guarded(cudaStream_t stream, const GpuWaitWatchdog& guard) {
 
 }  // namespace
 
+namespace {
+
+// Refuses a GPU on which the portable kernels do not load, before anything is allocated there.
+void check_loads(const GpusFound& found, int index) {
+  const cudaError_t status = load_portable_kernel();
+  if (status == cudaSuccess) return;
+  const std::string why = why_not_loaded(found, index, cudaGetErrorName(status));
+  if (!why.empty()) cudaGetLastError();
+  MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
+  check_cuda(status, "cudaFuncGetAttributes");
+}
+
+}  // namespace
+
 Accelerator::Accelerator(int index) : impl_(std::make_unique<Impl>()) {
-  const std::string why = why_not_usable(gpus_found(), index);
+  const GpusFound found = gpus_found();
+  const std::string why = why_not_usable(found, index);
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
   impl_->index = index;
   // It stays the thread's GPU: memory is allocated on the GPU of the thread's last Accelerator.
   MOEBIUS_CUDA(cudaSetDevice(index));
+  check_loads(found, index);
   MOEBIUS_CUDA(cudaStreamCreateWithFlags(&impl_->stream, cudaStreamNonBlocking));
 }
 

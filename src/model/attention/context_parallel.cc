@@ -2,6 +2,7 @@
 
 #include "model/attention/context_parallel_impl.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -17,9 +18,9 @@ Tensor alloc_sequences(Step& step, const Group& cp, const Tensor& x_TGd) {
 }
 
 template <class Op, class Run>
-void run_with_scratch(Step& step, Op op, Run run) {
+void run_with_scratch(Step& step, const GpuKernels& kernels, Op op, Run run) {
   StackScope scope(step.stack);
-  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
+  op.scratch = step.alloc_bytes(planned_scratch_bytes(op, step.stream, kernels));
   run(step.stream, op);
 }
 
@@ -81,7 +82,7 @@ void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& querie
   set_options(step, a, spec, at);
   if (spec.max_logits && step.batch.training)
     a.max_logit_H = spec.max_logits->rows(spec.first_head, spec.first_head + spec.heads);
-  run_with_scratch(step, a, attention_fwd);
+  run_with_scratch(step, spec.kernels, a, attention_fwd);
 }
 
 void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
@@ -97,7 +98,7 @@ void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, cons
                  .v_TGd = kv.v_TGd,
                  .doc_start_T = queries.doc_start_T};
   set_options(step, a, spec, at);
-  run_with_scratch(step, a, attention_bwd);
+  run_with_scratch(step, spec.kernels, a, attention_bwd);
 }
 
 void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H) {

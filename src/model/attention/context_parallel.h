@@ -38,6 +38,7 @@
 #include <memory>
 
 #include "comm/mesh.h"
+#include "device/gpu_kernels.h"
 #include "model/step.h"
 
 namespace moebius {
@@ -81,6 +82,7 @@ struct ContextParallelSpec {
   int64_t heads = 0, kv_heads = 0;  // heads of this rank, after tp
   int64_t window = 0;
   float scale = 1.0f;
+  GpuKernels kernels = {};                 // as in LayerContext
   const KvExpansion* expansion = nullptr;  // null: ranks exchange keys and values; must outlive the layer's passes
   int64_t first_head = 0;                  // index among all heads of the rank after tp
   // MaxLogits::Layer::padded_P, which training passes raise; null: none. Must outlive the layer's passes.

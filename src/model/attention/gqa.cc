@@ -6,6 +6,7 @@
 #include "model/attention/max_logits.h"
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/attention/attention_sink.h"
 #include "ops/attention/cached_attention.h"
 #include "ops/clamp/clamp.h"
@@ -44,6 +45,7 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
       eps_(c.norm_eps()),
       clip_(static_cast<float>(c.model.clip_qkv)),
       dtype_(c.dtype),
+      kernels_(c.kernels),
       tp_group_(c.mesh.group(Axis::tp)),
       qkv_(c, qkv_spec(c, prefix)),
       o_(c, o_spec(c, prefix)),
@@ -52,6 +54,7 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
                                                .kv_heads = G_,
                                                .window = window_,
                                                .scale = scale_,
+                                               .kernels = c.kernels,
                                                .max_logits = max_logits_of(c, qkv_.param(), prefix)})),
       qk_norm_(c.model.qk_norm),
       rope_table_Pd_(c.rope_table_Pd) {
@@ -292,7 +295,7 @@ void Gqa::attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Te
                          .v_UGd = v_UGd,
                          .window = window_,
                          .scale = scale_};
-  attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
+  attention.scratch = step.alloc_bytes(planned_scratch_bytes(attention, step.stream, kernels_));
   attention_fwd(step.stream, attention);
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
 }

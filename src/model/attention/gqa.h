@@ -65,6 +65,7 @@ class Gqa {
   int64_t tp_, T_, H_, G_, d_, window_;  // T: of a micro-batch on all tp ranks; H, G: of this rank
   float scale_, eps_, clip_;
   DType dtype_;
+  GpuKernels kernels_;
   Group& tp_group_;
   ColumnLinear qkv_;
   RowLinear o_;

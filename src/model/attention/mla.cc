@@ -6,6 +6,7 @@
 #include "model/attention/rope_frequencies.h"
 #include "model/frozen.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/mla/mla.h"
@@ -84,6 +85,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       scale_(static_cast<float>(attention_scale_of_rope(c.model) / std::sqrt(static_cast<double>(c.model.head_dim)))),
       interleaved_(c.model.rope_interleave),
       dtype_(c.dtype),
+      kernels_(c.kernels),
       q_a_(query_down(c, prefix)),
       q_a_norm_(q_rank_ == 0
                     ? nullptr
@@ -105,6 +107,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
                                 {.heads = H_,
                                  .kv_heads = H_,
                                  .scale = scale_,
+                                 .kernels = c.kernels,
                                  .expansion = kv_->is_exchanged() ? kv_.get() : nullptr,
                                  .max_logits = max_logits_of(c, q_b_.param(), kv_->w().param(), prefix)})),
       rope_table_Pr_(c.rope_table_Pd) {
@@ -422,7 +425,7 @@ void Mla::attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR
                          .k_UGd = kv.k_TGd,
                          .v_UGd = kv.v_TGd,
                          .scale = scale_};
-  attention.scratch = step.alloc_bytes(AttentionFwd::scratch_bytes(attention, step.stream));
+  attention.scratch = step.alloc_bytes(planned_scratch_bytes(attention, step.stream, kernels_));
   attention_fwd(step.stream, attention);
 }
 

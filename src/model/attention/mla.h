@@ -93,6 +93,7 @@ class Mla {
   float scale_;
   bool interleaved_;
   DType dtype_;
+  GpuKernels kernels_;
   std::optional<Linear> q_a_;
   const Param* q_a_norm_ = nullptr;
   ColumnLinear q_b_;  // maps the latent, or x if there is none, to q

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention_backends.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/op_checks.h"
 
@@ -75,7 +76,15 @@ double pairs(const Op& a, const Tensor& q, const Tensor& k) {
 
 template <class Op>
 int64_t scratch_bytes_of(const Op& a, const Stream& s) {
-  return s.target() == DeviceKind::cuda ? cuda::scratch_bytes(a) : cpu::scratch_bytes(a, s.pool().size());
+  if (s.target() != DeviceKind::cuda) return cpu::scratch_bytes(a, s.pool().size());
+  return cuda::scratch_bytes(a, s.device() == DeviceKind::cuda ? gpu_kernels(s) : GpuKernels{});
+}
+
+// Returns the scratch that a call must have. On the null device it is unknown which kernels the plan counts for, so it is
+// that of the portable ones, the least of all.
+template <class Op>
+int64_t required_bytes(const Op& a, const Stream& s) {
+  return planned_scratch_bytes(a, s, {.is_hopper = false, .choice = KernelChoice::portable});
 }
 
 }  // namespace
@@ -89,7 +98,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
   check_part(who, a);
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_UGd));
   if (!a.max_logit_H.empty()) check_tensor(who, "max_logit", a.max_logit_H, DType::f32, {a.q_THd.dim(1)});
-  check_scratch(who, a.scratch, AttentionFwd::scratch_bytes(a, s));
+  check_scratch(who, a.scratch, required_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) return;
   switch (s.device()) {
@@ -121,7 +130,7 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
   check_tensor(who, "dv", a.dv_TGd, a.q_THd.dtype, a.v_TGd.shape);
   check_tensor(who, "do", a.do_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
   check_tensor(who, "o", a.o_THd, a.q_THd.dtype, output_shape(a.q_THd, a.v_TGd));
-  check_scratch(who, a.scratch, AttentionBwd::scratch_bytes(a, s));
+  check_scratch(who, a.scratch, required_bytes(a, s));
   OpScope scope(s, who, cost(a));
   if (a.q_THd.empty()) {
     fill_zero(s, a.dk_TGd);

@@ -32,8 +32,6 @@ void attention_merge(Stream& s, const AttentionMerge& a);
 void attention_sink_fwd(Stream& s, const AttentionSinkFwd& a);
 void attention_sink_bwd(Stream& s, const AttentionSinkBwd& a);
 void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a);
-int64_t scratch_bytes(const AttentionFwd& a);
-int64_t scratch_bytes(const AttentionBwd& a);
 int64_t scratch_bytes(const CachedAttentionFwd& a);
 }  // namespace cuda
 

@@ -1,6 +1,6 @@
 #include "ops/attention/attention_choice.h"
 
-#include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/cpu/testing.h"
 
 namespace moebius {
@@ -62,6 +62,26 @@ TEST(AttentionChoice, CudnnIsNotChosenIfUnsupportedOrForbidden) {
   a.q_THd = a.k_UGd = a.v_UGd = testing::null_tensor({600, 4, 64}, DType::bf16);
   a.kernels = AttentionKernels::own;
   EXPECT_FALSE(cudnn_takes(a));
+}
+
+TEST(AttentionChoice, PortableKernelsExcludeCudnnOnEveryGpu) {
+  const Tensor q = testing::null_tensor({600, 4, 96}, DType::bf16);
+  const AttentionFwd fwd{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 2};
+  const AttentionBwd bwd{.q_THd = q, .k_TGd = q, .v_TGd = q, .batch = 2};
+  for (const bool is_hopper : {true, false}) {
+    EXPECT_EQ(uses_cudnn({is_hopper, KernelChoice::automatic}, fwd), has_cudnn());
+    EXPECT_EQ(uses_cudnn({is_hopper, KernelChoice::automatic}, bwd), has_cudnn());
+    EXPECT_FALSE(uses_cudnn({is_hopper, KernelChoice::portable}, fwd));
+    EXPECT_FALSE(uses_cudnn({is_hopper, KernelChoice::portable}, bwd));
+  }
+}
+
+// Hopper's own kernels compute long sequences with heads of 64 and of 128.
+TEST(AttentionChoice, CudnnComputesMoreWhereHopperKernelsAreMissing) {
+  const Tensor q = testing::null_tensor({int64_t{8} * 4096, 32, 128}, DType::bf16);
+  const AttentionFwd fwd{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 8};
+  EXPECT_FALSE(uses_cudnn({.is_hopper = true}, fwd));
+  EXPECT_EQ(uses_cudnn({.is_hopper = false}, fwd), has_cudnn());
 }
 
 }  // namespace

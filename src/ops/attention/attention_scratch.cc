@@ -5,7 +5,32 @@
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/cudnn_shapes.h"
 
-namespace moebius::cuda {
+namespace moebius {
+namespace {
+
+template <class Op>
+int64_t planned_bytes(const Op& a, const Stream& s, const GpuKernels& on) {
+  const bool counts_for_gpu = s.device() == DeviceKind::null && s.target() == DeviceKind::cuda;
+  return counts_for_gpu ? cuda::scratch_bytes(a, on) : Op::scratch_bytes(a, s);
+}
+
+}  // namespace
+
+bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a) {
+  if (on.are_portable()) return false;
+  return on.is_hopper ? cudnn_takes(a) : cudnn_takes_elsewhere(a);
+}
+
+bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a) { return !on.are_portable() && cudnn_takes(a); }
+
+int64_t planned_scratch_bytes(const AttentionFwd& a, const Stream& s, const GpuKernels& on) {
+  return planned_bytes(a, s, on);
+}
+int64_t planned_scratch_bytes(const AttentionBwd& a, const Stream& s, const GpuKernels& on) {
+  return planned_bytes(a, s, on);
+}
+
+namespace cuda {
 
 int64_t generic_scratch_bytes(const AttentionBwd& a) { return a.lse_TH.num_bytes(); }
 int64_t sm80_scratch_bytes(const AttentionBwd& a) { return 2 * a.lse_TH.num_bytes(); }
@@ -48,15 +73,21 @@ int64_t sm90_scratch_bytes(const AttentionBwd& a) {
   return sm90_sums_bytes(a) + sm90_path_bytes(ds_sizes(a), sm90_path(a));
 }
 
-// Returns the maximum over the kernels, since the choice among them depends on the GPU.
-int64_t scratch_bytes(const AttentionFwd& a) { return cudnn_takes_elsewhere(a) ? cudnn_scratch_bytes(a) : 0; }
-int64_t scratch_bytes(const AttentionBwd& a) {
-  if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
-  const int64_t own = sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
-  return cudnn_takes(a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
+// Plans without a GPU count for Hopper. So Hopper has the small workspace that the forward pass has elsewhere.
+int64_t scratch_bytes(const AttentionFwd& a, const GpuKernels& on) {
+  return !on.are_portable() && cudnn_takes_elsewhere(a) ? cudnn_scratch_bytes(a) : 0;
 }
+
+// cuDNN may refuse a call that it was chosen for, and then our own kernels run it.
+int64_t scratch_bytes(const AttentionBwd& a, const GpuKernels& on) {
+  if (a.q_THd.dtype != DType::bf16) return generic_scratch_bytes(a);
+  const int64_t own = on.has_hopper_kernels() && sm90_takes(a) ? sm90_scratch_bytes(a) : sm80_scratch_bytes(a);
+  return uses_cudnn(on, a) ? std::max(own, cudnn_scratch_bytes(a)) : own;
+}
+
 int64_t scratch_bytes(const CachedAttentionFwd& a) {
   return a.q_NHd.dim(0) * a.q_NHd.dim(1) * num_cached_pieces(a) * (a.q_NHd.dim(2) + 2) * int64_t{sizeof(float)};
 }
 
-}  // namespace moebius::cuda
+}  // namespace cuda
+}  // namespace moebius

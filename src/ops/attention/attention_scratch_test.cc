@@ -74,6 +74,29 @@ TEST_P(AttentionScratch, IsKnownWithoutAGpu) {
   EXPECT_EQ(AttentionBwd::scratch_bytes(bwd, s), c.own_bwd_bytes);
 }
 
+// Returns the scratch of a backward pass of 8 sequences of 4096 tokens on a GPU with these kernels.
+int64_t bwd_bytes(const GpuKernels& on, int64_t width) {
+  ThreadPool pool(1);
+  const Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
+  const int64_t T = int64_t{8} * 4096;
+  const Tensor q = testing::null_tensor({T, 32, width}, DType::bf16),
+               k = testing::null_tensor({T, 4, width}, DType::bf16);
+  const AttentionBwd a{.lse_TH = testing::null_tensor({T, 32}), .q_THd = q, .k_TGd = k, .v_TGd = k, .batch = 8};
+  return planned_scratch_bytes(a, s, on);
+}
+
+TEST(AttentionScratch, IsThatOfTheKernelsThatMayRun) {
+  constexpr int64_t kSums = int64_t{2} * 4 * 8 * 4096 * 32;  // all that portable kernels need
+  for (const int64_t width : {64, 96, 128, 256})
+    for (const bool is_hopper : {true, false})
+      EXPECT_EQ(bwd_bytes({is_hopper, KernelChoice::portable}, width), kSums) << width;
+  EXPECT_EQ(bwd_bytes({.is_hopper = false}, 128), kSums);
+  EXPECT_GT(bwd_bytes({.is_hopper = true}, 128), 64 * kSums);
+  if (!has_cudnn()) return;
+  EXPECT_GT(bwd_bytes({.is_hopper = false}, 96), 64 * kSums);
+  EXPECT_EQ(bwd_bytes({.is_hopper = false}, 96), bwd_bytes({.is_hopper = true}, 96));
+}
+
 TEST(CachedAttentionScratch, IsKnownWithoutAGpu) {
   ThreadPool pool(1);
   const Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);

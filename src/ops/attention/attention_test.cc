@@ -258,6 +258,26 @@ TEST_P(AttentionTest, OtherGpusEqualTheReference) {
   expect_backward();
 }
 
+// If cuDNN ran it, kernels_ = own would give other bits.
+TEST_P(AttentionTest, PortableKernelsExcludeCudnnOnOtherGpus) {
+  if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
+  const GpuLimitsScope other(s_, {8, 9, 128, 99 << 10});
+  const Shape o_shape{c_.batch * c_.rows, c_.heads, c_.out_width()};
+  const auto forward = [&](AttentionKernels kernels) {
+    kernels_ = kernels;
+    Array o = Array::poisoned(o_shape, c_.dtype), lse({c_.batch * c_.rows, c_.heads}, DType::f32);
+    attention_fwd(s_, fwd(o, lse));
+    return std::pair(o.values(), lse.values());
+  };
+  const auto own = forward(AttentionKernels::own);
+  set_kernel_choice(s_.accelerator(), KernelChoice::portable);
+  const auto portable = forward(AttentionKernels::chosen);
+  Array o(o_shape, c_.dtype), lse({c_.batch * c_.rows, c_.heads}, DType::f32);
+  EXPECT_EQ(AttentionFwd::scratch_bytes(fwd(o, lse), s_), 0) << "no workspace of cuDNN";
+  set_kernel_choice(s_.accelerator(), KernelChoice::automatic);
+  EXPECT_EQ(portable, own);
+}
+
 // With the shared memory of each kind of GPU.
 TEST_P(AttentionTest, PortableKernelsEqualTheReference) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";

@@ -9,9 +9,6 @@
 namespace moebius::cuda {
 namespace {
 
-// Returns whether the run forces portable kernels on a GPU that has faster ones, which include cuDNN's.
-bool forces_portable(const Stream& s) { return gpu_limits(s).is_hopper() && !uses_hopper_kernels(s); }
-
 void note_portable(const Stream& s, const char* op, const Tensor& q, const Tensor& v) {
   if (q.dim(2) % 8 != 0 || v.dim(2) % 8 != 0)
     return note_odd_rows(s, op, q.dtype, q.dim(2) % 8 != 0 ? q.dim(2) : v.dim(2));
@@ -42,8 +39,7 @@ void check_may_be_own(const char* who, const Op& a) {
 }
 
 void run_attention_fwd(Stream& s, const AttentionFwd& a) {
-  const bool takes = gpu_limits(s).is_hopper() ? cudnn_takes(a) : cudnn_takes_elsewhere(a);
-  if (!forces_portable(s) && takes) {
+  if (uses_cudnn(gpu_kernels(s), a)) {
     if (cudnn_attention_fwd(s, a)) return;
     check_may_be_own("attention_fwd", a);
   }
@@ -64,7 +60,7 @@ void attention_fwd(Stream& s, const AttentionFwd& a) {
 }
 
 void attention_bwd(Stream& s, const AttentionBwd& a) {
-  if (!forces_portable(s) && cudnn_takes(a)) {
+  if (uses_cudnn(gpu_kernels(s), a)) {
     if (cudnn_attention_bwd(s, a)) return;
     check_may_be_own("attention_bwd", a);
   }

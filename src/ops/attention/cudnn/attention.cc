@@ -11,6 +11,8 @@
 #include <unordered_map>
 
 #include "device/cuda/cuda.h"
+#include "device/fallback_kernels.h"
+#include "device/gpu_limits.h"
 #include "device/out_of_memory.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/attention/cudnn_shapes.h"
@@ -45,6 +47,18 @@ bool is_refusal(fe::error_t status) {
     default:
       return false;
   }
+}
+
+// On a GPU other than Hopper no graph was ever built, so it is not known by which errors cuDNN refuses one there. All
+// but a lack of memory count as refusals.
+bool is_refusal_elsewhere(const Stream& s, fe::error_t status) {
+  return status.is_bad() && !gpu_limits(s).is_hopper() && !is_out_of_memory(status.get_message());
+}
+
+void note_refusal_elsewhere(const Stream& s, const char* who, fe::error_t status) {
+  if (gpu_limits(s).is_hopper()) return;
+  note_fallback_kernel(s, who,
+                       fmt::format("other kernels than cuDNN's, which has none here: {}", status.get_message()));
 }
 
 constexpr int64_t kRefused = INT64_MAX;  // the workspace of a graph that was refused
@@ -152,7 +166,7 @@ class Cudnn {
   // Returns false if the graph needs a larger workspace, or this cuDNN has no kernel for it on this GPU.
   bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
     const char* who = key.backward ? "attention_bwd" : "attention_fwd";
-    const Graph& g = find(key, who);
+    const Graph& g = find(s, key, who);
     if (g.workspace_bytes > workspace_bytes) return false;
     check(cudnnSetStream(handle_, cuda_stream(s)), "cudnnSetStream");
     check(g.graph.execute(handle_, pointers, workspace), who, "execute");
@@ -160,7 +174,7 @@ class Cudnn {
   }
 
  private:
-  const Graph& find(const Key& key, const char* who) {
+  const Graph& find(const Stream& s, const Key& key, const char* who) {
     std::unique_ptr<Graph>& slot = graphs_[key];
     if (slot) return *slot;
     auto g = std::make_unique<Graph>();
@@ -172,7 +186,8 @@ class Cudnn {
     else
       describe_fwd(g->graph, key);
     const fe::error_t built = g->graph.build(handle_, {fe::HeurMode_t::A});
-    if (is_refusal(built)) {
+    if (is_refusal(built) || is_refusal_elsewhere(s, built)) {
+      note_refusal_elsewhere(s, who, built);
       g->workspace_bytes = kRefused;
     } else {
       check(built, who, "build");
