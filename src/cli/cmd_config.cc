@@ -76,8 +76,10 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   if (spec.target == DeviceKind::cuda && Accelerator::count() > 0) {
-    const AcceleratorInfo gpu = Accelerator::describe(0);
-    spec.counts_for_hopper = GpuLimits{gpu.capability_major, gpu.capability_minor}.is_hopper();
+    const GpusFound gpus = gpus_found();  // of mixed GPUs, Hopper needs the most scratch
+    spec.counts_for_hopper = std::ranges::any_of(gpus.visible, [](const GpuFound& gpu) {
+      return GpuLimits{gpu.capability_major, gpu.capability_minor}.is_hopper();
+    });
   }
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   return spec;

@@ -58,6 +58,11 @@ MemoryCheck check_gpu_memory(Engine& engine, int64_t num_ranks, const PinnedMemo
     return v;
   }
   v.text += known_gpus_text(v.needed_bytes);
+  const EngineSpec& spec = engine.spec();
+  if (spec.precision.recipe == PrecisionRecipe::fp8_block || (spec.optimizer && spec.optimizer->fuse_grad))
+    v.text += ", by memory alone: only Hopper GPUs run this recipe";
+  else if (spec.precision.recipe == PrecisionRecipe::fp8_tensor && spec.precision.has_f8_kernels)
+    v.text += ", counted for Hopper's FP8 kernels: a GPU that emulates the products needs more";
   v.text += "; no GPU is here to ask" + pinned_text(pinned, available);
   if (pinned.bytes > available) v.fits = false;
   return v;

@@ -75,7 +75,7 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
   const GpuLimits limits = query_gpu_limits();
   MOEBIUS_CHECK(usage, spec.precision.recipe != PrecisionRecipe::fp8_block || limits.is_hopper(),
                 "precision.recipe = \"{}\" needs a GPU of compute capability 9.0; this one has {}.{}; set "
-                "precision.recipe = \"none\", or to \"mxfp8\" or \"nvfp4\", which this GPU emulates",
+                "precision.recipe = \"none\", or to \"fp8_tensor\", \"mxfp8\" or \"nvfp4\", which this GPU emulates",
                 name_of(spec.precision.recipe), limits.capability_major, limits.capability_minor);
   const bool fuses = spec.optimizer && spec.optimizer->fuse_grad;
   MOEBIUS_CHECK(usage, !fuses || (limits.is_hopper() && spec.kernels == KernelChoice::automatic),

@@ -16,7 +16,7 @@ std::vector<std::string> hopper_notes(const RunSpec& run) {
                     setting, instead));
   };
   if (run.precision.recipe == PrecisionRecipe::fp8_block)
-    add("precision.recipe = \"fp8_block\"", "precision.recipe = \"none\"");
+    add("precision.recipe = \"fp8_block\"", "precision.recipe = \"fp8_tensor\" (emulated) or \"none\"");
   if (run.optimizer.fuse_grad) add("optimizer.fuse_grad = true", "optimizer.fuse_grad = false");
   if (const std::string split = split_kernels_note(run); !split.empty()) notes.push_back(split);
   return notes;

@@ -1,4 +1,5 @@
-// Notes on keys of a recipe that only Hopper GPUs can run. `config` and `plan` print them, since they have no GPU to ask.
+// Notes on keys of a recipe that only Hopper GPUs can run. `config` and `plan` print them, since the run may be on
+// another machine.
 #pragma once
 
 #include <string>

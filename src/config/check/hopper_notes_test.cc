@@ -20,7 +20,8 @@ TEST(HopperNotes, NameWhatRunsElsewhere) {
   const std::string ends =
       " needs the kernels of a GPU of compute capability 9.0; on another one the run ends before its first step, and ";
   EXPECT_THAT(hopper_notes(run_with(PrecisionRecipe::fp8_block, true, DeviceKind::cuda)),
-              ElementsAre("precision.recipe = \"fp8_block\"" + ends + "precision.recipe = \"none\" runs there",
+              ElementsAre("precision.recipe = \"fp8_block\"" + ends +
+                              "precision.recipe = \"fp8_tensor\" (emulated) or \"none\" runs there",
                           "optimizer.fuse_grad = true" + ends + "optimizer.fuse_grad = false runs there"));
   EXPECT_THAT(hopper_notes(run_with(PrecisionRecipe::mxfp8, false, DeviceKind::cuda)), IsEmpty());
   EXPECT_THAT(hopper_notes(run_with(PrecisionRecipe::fp8_block, true, DeviceKind::cpu)), IsEmpty());

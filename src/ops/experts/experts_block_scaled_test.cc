@@ -276,8 +276,8 @@ TEST(BlockScaledExperts, UnsupportedProductsOfAGpuAreNamed) {
     return Operand(null(shape, DType::f8_e4m3), null(scale_shape(layout, shape), scale_dtype(layout)), layout);
   };
   constexpr const char* kWay =
-      "set precision.recipe to \"fp8_block\" or \"none\", add the parameter's name to precision.keep, or choose "
-      "run.device = \"cpu\"";
+      "set precision.recipe to \"fp8_tensor\", which emulates products that no kernel takes, or to \"none\", add the "
+      "parameter's name to precision.keep, or choose run.device = \"cpu\"";
   ExpertDown a{.y_RD = null({8, 32}, DType::bf16),
                .a_RF = rows({8, 24}, row_blocks),
                .w2_eDF = rows({2, 32, 24}, square_blocks),

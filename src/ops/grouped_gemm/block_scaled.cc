@@ -6,8 +6,8 @@ namespace moebius {
 namespace {
 
 constexpr const char* kWay =
-    "set precision.recipe to \"fp8_block\" or \"none\", add the parameter's name to precision.keep, or choose "
-    "run.device = \"cpu\"";
+    "set precision.recipe to \"fp8_tensor\", which emulates products that no kernel takes, or to \"none\", add the "
+    "parameter's name to precision.keep, or choose run.device = \"cpu\"";
 
 // elements: those that may be, of at least one format.
 void check_operand(const char* who, const char* name, const Operand& x, ScaleLayout layout,
