@@ -16,10 +16,4 @@ inline constexpr std::pair<const char*, KernelChoice> kKernelChoiceNames[] = {{"
 
 constexpr const char* name_of(KernelChoice choice) { return kKernelChoiceNames[static_cast<int>(choice)].first; }
 
-constexpr const char* meaning_of(KernelChoice choice) {
-  return choice == KernelChoice::automatic
-             ? "Hopper's own kernels where the GPU and the shape allow them, else portable ones"
-             : "portable kernels alone, none of Hopper's own";
-}
-
 }  // namespace moebius
