@@ -134,12 +134,14 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   const Route route = first_tokens(saved.route, T, K_);
   StackScope scope(step.stack);
   const Tensor logits_TE = saved.logits_TE.rows(0, T);
-  RouterLogitsFwd gate{.logits_TE = logits_TE, .x_TD = router_input(step, x_TD), .w_ED = gate_.w};
+  RouterLogitsFwd gate{.logits_TE = logits_TE,
+                       .x_TD = router_input(step, x_TD),
+                       .w_ED = gate_.w,
+                       .bias_E = logit_bias_ ? logit_bias_->all() : Tensor{}};
   gate.scratch = step.alloc_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
   const bool is_few = !step.batch.training && T <= kFewRows;
   is_few ? router_logits_few(step.stream, gate) : router_logits_fwd(step.stream, gate);
   adapter_.forward(step, logits_TE, gate.x_TD);
-  if (logit_bias_) logit_bias_->forward(step, logits_TE);
   const RouteRule how = rule(step.batch.training, T);
   // Evaluation must not count towards what a training step reports or learns from.
   const RouterMetrics sums = step.batch.training ? metrics_ : RouterMetrics{};
@@ -174,7 +176,6 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
                           .total_tokens_1 = step.batch.total_tokens_1(),
                           .rule = rule(training, T),
                           .z_coeff = training ? balance_.z_coeff : 0.0});
-  if (logit_bias_) logit_bias_->backward_weight(step, dlogits_TE);
   const Tensor x_TD = router_input(step, saved.x_TD);
   Tensor dinput_TD = dx_TD;
   if (jittered) {
@@ -183,6 +184,7 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   }
   RouterLogitsBwd gate{.dx_TD = dinput_TD,
                        .dw_ED = gate_.has_grad ? gate_.dw : Tensor{},
+                       .dbias_E = logit_bias_ ? logit_bias_->gradient() : Tensor{},
                        .dlogits_TE = dlogits_TE,
                        .x_TD = x_TD,
                        .w_ED = gate_.w};

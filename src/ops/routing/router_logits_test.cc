@@ -3,6 +3,7 @@
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/routing/router_logits_few.h"
 
 namespace moebius {
@@ -66,15 +67,17 @@ void run_stats(Stream& s, BalanceStats a) {
 }
 
 struct Outputs {
-  Array logits, dx, dw;
+  Array logits, dx, dw, dbias;
 };
 
 Outputs run(Stream& s, const Case& c, Array& x, Array& w, Array& dlogits) {
   Outputs o{Array::poisoned({c.T, c.E}, DType::f32), Array::normal({c.T, c.D}, c.x, 4),
-            Array::normal({c.E, c.D}, DType::f32, 5)};
-  run_fwd(s, {.logits_TE = o.logits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+            Array::normal({c.E, c.D}, DType::f32, 5), Array::normal({c.E}, DType::f32, 7)};
+  Array bias = Array::normal({c.E}, DType::f32, 6);
+  run_fwd(s, {.logits_TE = o.logits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor(), .bias_E = bias.tensor()});
   run_bwd(s, {.dx_TD = o.dx.tensor(),
               .dw_ED = o.dw.tensor(),
+              .dbias_E = o.dbias.tensor(),
               .dlogits_TE = dlogits.tensor(),
               .x_TD = x.tensor(),
               .w_ED = w.tensor()});
@@ -92,10 +95,14 @@ void RouterLogitsTest::expect_reference() {
   Array dlogits = Array::normal({c.T, c.E}, DType::f32, 3);
   const Outputs got = run(s_, c, x, w, dlogits);
   Values logits(c.T * c.E), dx = Array::normal({c.T, c.D}, c.x, 4).values(),
-                            dw = Array::normal({c.E, c.D}, DType::f32, 5).values();
+                            dw = Array::normal({c.E, c.D}, DType::f32, 5).values(),
+                            dbias = Array::normal({c.E}, DType::f32, 7).values();
+  const Values bias = Array::normal({c.E}, DType::f32, 6).values();
   const Values xs = x.values(), ws = w.values(), ds = dlogits.values();
   for (int64_t t = 0; t < c.T; ++t) {
     for (int64_t e = 0; e < c.E; ++e) {
+      logits[t * c.E + e] = bias[e];
+      dbias[e] += ds[t * c.E + e];
       for (int64_t d = 0; d < c.D; ++d) {
         logits[t * c.E + e] += xs[t * c.D + d] * ws[e * c.D + d];
         dx[t * c.D + d] += ds[t * c.E + e] * ws[e * c.D + d];
@@ -107,6 +114,7 @@ void RouterLogitsTest::expect_reference() {
   testing::expect_close("logits", got.logits.values(), logits, error(c.D), 1e-7);
   testing::expect_close("dx", got.dx.values(), dx, error(c.E) + testing::epsilon(c.x), 1e-7);
   testing::expect_close("dw", got.dw.values(), dw, error(c.T), 1e-7);
+  testing::expect_close("dbias", got.dbias.values(), dbias, error(c.T), 1e-7);
   Array dx_of_frozen = Array::normal({c.T, c.D}, c.x, 4);
   run_bwd(s_, {.dx_TD = dx_of_frozen.tensor(), .dlogits_TE = dlogits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
   EXPECT_EQ(dx_of_frozen.bytes(), got.dx.bytes()) << "without the gradient of a frozen w";
@@ -115,18 +123,20 @@ void RouterLogitsTest::expect_reference() {
     EXPECT_EQ(again.logits.bytes(), got.logits.bytes());
     EXPECT_EQ(again.dx.bytes(), got.dx.bytes());
     EXPECT_EQ(again.dw.bytes(), got.dw.bytes());
+    EXPECT_EQ(again.dbias.bytes(), got.dbias.bytes());
     for (const int blocks : {1, 3}) {  // each walks over many tiles; no sum depends on who computes what
       const BlockLimitScope few(s_, blocks);
       const Outputs by_few = run(s_, c, x, w, dlogits);
       EXPECT_EQ(by_few.logits.bytes(), got.logits.bytes()) << blocks;
       EXPECT_EQ(by_few.dx.bytes(), got.dx.bytes()) << blocks;
       EXPECT_EQ(by_few.dw.bytes(), got.dw.bytes()) << blocks;
+      EXPECT_EQ(by_few.dbias.bytes(), got.dbias.bytes()) << blocks;
     }
     return;
   }
   testing::expect_same_bits_for_any_team([&](Stream& on) {
     const Outputs o = run(on, c, x, w, dlogits);
-    return std::vector<Array>{o.logits, o.dx, o.dw};
+    return std::vector<Array>{o.logits, o.dx, o.dw, o.dbias};
   });
 }
 
@@ -139,6 +149,31 @@ TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBitsOnOtherGpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RouterLogitsTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+// The same sums in the same order: models with a bias keep their bits. 600 rows are three blocks of SumRows.
+TEST(RouterLogits, ABiasHasTheBitsOfSeparateOps) {
+  testing::on_each_device([](Stream& s) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const auto& [T, D, E] : std::vector<std::array<int64_t, 3>>{{600, 64, 32}, {600, 33, 7}, {9, 72, 130}}) {
+        SCOPED_TRACE(fmt::format("{} x {}, {} experts, {}", T, D, E, name_of(dtype)));
+        Array x = Array::normal({T, D}, dtype, 1), w = Array::normal({E, D}, dtype, 2);
+        Array bias = Array::normal({E}, DType::f32, 3), dlogits = Array::normal({T, E}, DType::f32, 4);
+        Array one = Array::poisoned({T, E}, DType::f32), two = one;
+        run_fwd(s, {.logits_TE = one.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor(), .bias_E = bias.tensor()});
+        run_fwd(s, {.logits_TE = two.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+        add_row(s, two.tensor(), bias.tensor().view({1, E}));
+        EXPECT_EQ(one.bytes(), two.bytes());
+        Array dbias = Array::normal({E}, DType::f32, 5), sums = Array::normal({E}, DType::f32, 5);
+        run_bwd(s, {.dbias_E = dbias.tensor(), .dlogits_TE = dlogits.tensor(), .x_TD = x.tensor(), .w_ED = w.tensor()});
+        SumRows sum{.sum_C = sums.tensor(), .x_TC = dlogits.tensor()};
+        Array scratch = Array::poisoned({SumRows::scratch_bytes(sum)}, DType::u8);
+        sum.scratch = scratch.tensor();
+        sum_rows(s, sum);
+        EXPECT_EQ(dbias.bytes(), sums.bytes());
+      }
+    }
+  });
+}
 
 TEST(RouterLogits, RowsDoNotDependOnOtherRows) {
   testing::on_each_device([](Stream& s) {
@@ -161,19 +196,25 @@ TEST(RouterLogits, OfFewRowsEqualTheReferenceRowByRow) {
       for (const auto& [D, E] :
            std::vector<std::pair<int64_t, int64_t>>{{8, 1}, {72, 5}, {33, 4}, {2048, 7}, {4104, 3}}) {
         Array x = Array::normal({32, D}, x_dtype, 1), w = Array::normal({E, D}, w_dtype, 2);
+        Array bias = Array::normal({E}, DType::f32, 3);
         const auto logits = [&](int64_t begin, int64_t end) {
           Array out = Array::poisoned({end - begin, E}, DType::f32);
-          RouterLogitsFwd few{.logits_TE = out.tensor(), .x_TD = x.tensor().rows(begin, end), .w_ED = w.tensor()};
+          RouterLogitsFwd few{.logits_TE = out.tensor(),
+                              .x_TD = x.tensor().rows(begin, end),
+                              .w_ED = w.tensor(),
+                              .bias_E = bias.tensor()};
           Array scratch = Array::poisoned({RouterLogitsFwd::scratch_bytes(few, s)}, DType::u8);
           few.scratch = scratch.tensor();
           router_logits_few(s, few);
           return out.values();
         };
-        const Values xs = x.values(), ws = w.values(), all = logits(0, 32);
+        const Values xs = x.values(), ws = w.values(), bs = bias.values(), all = logits(0, 32);
         Values want(32 * E);
         for (int64_t t = 0; t < 32; ++t) {
-          for (int64_t e = 0; e < E; ++e)
+          for (int64_t e = 0; e < E; ++e) {
+            want[t * E + e] = bs[e];
             for (int64_t d = 0; d < D; ++d) want[t * E + e] += xs[t * D + d] * ws[e * D + d];
+          }
         }
         testing::expect_close("logits", all, want, 0x1p-22 * std::sqrt(static_cast<double>(D)), 1e-7);
         for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {13, 14}, {7, 20}, {31, 32}}) {
@@ -204,6 +245,21 @@ TEST(RouterLogits, BadArgumentsAreNamed) {
   EXPECT_EQ(testing::error_of(
                 [&] { router_logits_fwd(s, {.logits_TE = logits.tensor(), .x_TD = i.tensor(), .w_ED = w.tensor()}); }),
             "router_logits_fwd: x must be f32 or bf16 [T, D]; got i32[3, 4]");
+  Array good_w({2, 4}, DType::f32), three({3}, DType::f32), partial({1, 2, 4}, DType::f32);
+  EXPECT_EQ(
+      testing::error_of([&] {
+        router_logits_fwd(
+            s, {.logits_TE = logits.tensor(), .x_TD = x.tensor(), .w_ED = good_w.tensor(), .bias_E = three.tensor()});
+      }),
+      "router_logits_fwd: bias must be f32[2]; got f32[3]");
+  EXPECT_EQ(testing::error_of([&] {
+              router_logits_bwd(s, {.dbias_E = three.tensor(),
+                                    .partial_PED = partial.tensor(),
+                                    .dlogits_TE = logits.tensor(),
+                                    .x_TD = x.tensor(),
+                                    .w_ED = good_w.tensor()});
+            }),
+            "router_logits_bwd: dbias must be f32[2]; got f32[3]");
 }
 
 TEST(BalanceLoss, UniformRoutingCostsTheCoefficient) {

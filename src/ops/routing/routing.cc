@@ -1,5 +1,6 @@
 #include "ops/routing/routing.h"
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/op_checks.h"
 #include "ops/routing/cpu/routing.h"
 #include "ops/routing/cuda/router_logits.h"
@@ -125,6 +126,7 @@ void check_gate(const char* who, const Tensor& logits, const Tensor& x, const Te
 void check(const RouterLogitsFwd& a, const Stream& s) {
   constexpr const char* who = "router_logits_fwd";
   check_gate(who, a.logits_TE, a.x_TD, a.w_ED);
+  if (!a.bias_E.empty()) check_tensor(who, "bias", a.bias_E, DType::f32, {a.w_ED.dim(0)});
   check_scratch(who, a.scratch, RouterLogitsFwd::scratch_bytes(a, s));
 }
 
@@ -133,12 +135,23 @@ void check(const RouterLogitsBwd& a, const Stream& s) {
   check_gate(who, a.dlogits_TE, a.x_TD, a.w_ED);
   if (!a.dx_TD.empty()) check_tensor(who, "dx", a.dx_TD, a.x_TD.dtype, a.x_TD.shape);
   if (!a.dw_ED.empty()) check_tensor(who, "dw", a.dw_ED, DType::f32, a.w_ED.shape);
+  if (!a.dbias_E.empty()) check_tensor(who, "dbias", a.dbias_E, DType::f32, {a.w_ED.dim(0)});
   check_tensor(who, "partial", a.partial_PED, DType::f32,
                {RouterLogitsBwd::num_partials(a, s), a.w_ED.dim(0), a.w_ED.dim(1)});
   check_scratch(who, a.scratch, RouterLogitsBwd::scratch_bytes(a, s));
 }
 
 double gate_flops(const Tensor& x, const Tensor& w) { return 2.0 * static_cast<double>(x.numel()) * w.dim(0); }
+
+// Returns an addition for each logit if there is a bias.
+double bias_flops(const Tensor& bias, const Tensor& logits) {
+  return bias.empty() ? 0.0 : static_cast<double>(logits.numel());
+}
+
+// Returns the bytes of the sums of blocks of rows, of which the gradient of the bias is the sum.
+int64_t bias_sum_bytes(const RouterLogitsBwd& a) {
+  return a.dbias_E.empty() ? 0 : SumRows::scratch_bytes({.sum_C = a.dbias_E, .x_TC = a.dlogits_TE});
+}
 
 }  // namespace
 
@@ -195,7 +208,8 @@ namespace {
 void run_router_logits(Stream& s, const RouterLogitsFwd& a, bool few_rows) {
   check(a, s);
   OpScope scope(s, "router_logits_fwd",
-                {gate_flops(a.x_TD, a.w_ED), bytes_of(a.logits_TE) + bytes_of(a.x_TD) + bytes_of(a.w_ED)});
+                {gate_flops(a.x_TD, a.w_ED) + bias_flops(a.bias_E, a.logits_TE),
+                 bytes_of(a.logits_TE) + bytes_of(a.x_TD) + bytes_of(a.w_ED) + bytes_of(a.bias_E)});
   if (a.logits_TE.empty()) return;
   switch (s.device()) {
     case DeviceKind::cpu:
@@ -216,8 +230,9 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   check(a, s);
   OpScope scope(
       s, "router_logits_bwd",
-      {gate_flops(a.x_TD, a.w_ED) * (!a.dx_TD.empty() + !a.dw_ED.empty()),
-       2 * bytes_of(a.dx_TD) + bytes_of(a.x_TD) + bytes_of(a.dlogits_TE) + bytes_of(a.w_ED) + 2 * bytes_of(a.dw_ED)});
+      {gate_flops(a.x_TD, a.w_ED) * (!a.dx_TD.empty() + !a.dw_ED.empty()) + bias_flops(a.dbias_E, a.dlogits_TE),
+       2 * bytes_of(a.dx_TD) + bytes_of(a.x_TD) + bytes_of(a.dlogits_TE) + bytes_of(a.w_ED) + 2 * bytes_of(a.dw_ED) +
+           2 * bytes_of(a.dbias_E)});
   if (a.dlogits_TE.empty()) return;
   run_on_device(s, cpu::router_logits_bwd, cuda::router_logits_bwd, a);
 }
@@ -247,7 +262,8 @@ int64_t RouterLogitsBwd::num_partials(const RouterLogitsBwd& a, const Stream& s)
 }
 
 int64_t RouterLogitsBwd::scratch_bytes(const RouterLogitsBwd& a, const Stream& s) {
-  return s.target() == DeviceKind::cuda ? cuda::GateScratch(nullptr, a.x_TD, a.w_ED, true).num_bytes : 0;
+  const bool on_gpu = s.target() == DeviceKind::cuda;
+  return bias_sum_bytes(a) + (on_gpu ? cuda::GateScratch(nullptr, a.x_TD, a.w_ED, true).num_bytes : 0);
 }
 
 }  // namespace moebius

@@ -157,23 +157,24 @@ Cost cost(const RouteBwd& a);
 // bias is f32, load is i64.
 void update_expert_bias(Stream& s, Tensor bias_E, Tensor load_E, float rate);
 
-// logits = x w^T  in f32, whatever the dtype of x
+// logits = x w^T + bias  in f32, whatever the dtype of x
 //
-// w is f32, or has the dtype of x.
+// w is f32, or has the dtype of x. The bias is f32, and may be empty; it is added last.
 struct RouterLogitsFwd {
-  Tensor logits_TE;   // out f32
-  Tensor scratch;     // bytes
-  Tensor x_TD, w_ED;  // in
+  Tensor logits_TE;           // out f32
+  Tensor scratch;             // bytes
+  Tensor x_TD, w_ED, bias_E;  // in
   static int64_t scratch_bytes(const RouterLogitsFwd& a, const Stream& s);
 };
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a);
 // dx += dlogits w     (rounded once to the dtype of dx)
 // dw += dlogits^T x     (f32)
+// dbias += sum over t of dlogits[t,:]     (f32; in the order of SumRows, elementwise.h)
 //
 // partial is f32 scratch of shape [num_partials, E, D]. The product for a bf16 dx may be computed with 16 bits of
 // precision, which is far below its rounding.
 struct RouterLogitsBwd {
-  Tensor dx_TD, dw_ED;            // inout; either may be empty
+  Tensor dx_TD, dw_ED, dbias_E;   // inout; each may be empty
   Tensor partial_PED, scratch;    // scratch; bytes
   Tensor dlogits_TE, x_TD, w_ED;  // in
   static int64_t num_partials(const RouterLogitsBwd& a, const Stream& s);

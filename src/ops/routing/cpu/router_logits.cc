@@ -5,6 +5,8 @@
 
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/elementwise_backends.h"
 #include "ops/routing/cpu/routing.h"
 #include "ops/routing/routing_backends.h"
 
@@ -48,6 +50,7 @@ template <class X, class W>
 void logits_of(const RouterLogitsFwd& a, int64_t begin, int64_t end) {
   const int64_t D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   float* logits = a.logits_TE.ptr<float>();
+  const float* bias = a.bias_E.empty() ? nullptr : a.bias_E.ptr<float>();
   const X* x[kTile];
   const W* w[kTile];
   float y[kTile][kTile];
@@ -57,7 +60,8 @@ void logits_of(const RouterLogitsFwd& a, int64_t begin, int64_t end) {
       point_at(x, a.x_TD.ptr<X>(), t, end, D);
       dot_tile(x, w, D, y);
       for (int64_t i = 0; i < std::min(kTile, end - t); ++i) {
-        std::copy_n(y[i], std::min(kTile, E - e), logits + (t + i) * E + e);
+        float* const row = logits + (t + i) * E + e;
+        for (int64_t j = 0; j < std::min(kTile, E - e); ++j) row[j] = bias ? y[i][j] + bias[e + j] : y[i][j];
       }
     }
   }
@@ -178,6 +182,7 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
     });
   });
   parallel_rows(s.pool(), a.dw_ED.numel(), 4096, [&](int64_t begin, int64_t end) { add_partials(a, begin, end); });
+  if (!a.dbias_E.empty()) cpu::sum_rows(s, {.sum_C = a.dbias_E, .x_TC = a.dlogits_TE, .scratch = a.scratch});
 }
 
 }  // namespace moebius::cpu

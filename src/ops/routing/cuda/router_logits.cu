@@ -7,6 +7,8 @@
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/elementwise_backends.h"
 #include "ops/routing/cuda/router_logits.h"
 #include "ops/routing/routing_backends.h"
 
@@ -47,6 +49,13 @@ __device__ void load_tile(float (&tile)[kDepth][kTile + 4], const Operand<T>& x,
 struct Store {
   float* out;
   __device__ void operator()(int64_t i, float sum) const { out[i] = sum; }
+};
+
+struct StoreLogits {
+  float* out;
+  const float* bias;  // null: none
+  int64_t num_experts;
+  __device__ void operator()(int64_t i, float sum) const { out[i] = bias ? sum + bias[i % num_experts] : sum; }
 };
 
 template <class T>
@@ -149,7 +158,7 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
     product(s, Operand<X>{a.x_TD.ptr<X>(), D, 1, T}, Operand<W>{a.w_ED.ptr<W>(), D, 1, E}, Extent{D, D, E}, 1,
-            Store{a.logits_TE.ptr<float>()});
+            StoreLogits{a.logits_TE.ptr<float>(), bias_of(a), E});
   });
 }
 
@@ -170,6 +179,10 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
     add_partials_kernel<<<static_cast<unsigned>(div_ceil(n, kThreads)), kThreads, 0, cuda_stream(s)>>>(
         a.dw_ED.ptr<float>(), a.partial_PED.ptr<float>(), n, static_cast<int>(a.partial_PED.dim(0)));
   check_launch("router_logits_bwd");
+  if (a.dbias_E.empty()) return;
+  const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, true);
+  sum_rows(s,
+           {.sum_C = a.dbias_E, .x_TC = a.dlogits_TE, .scratch = a.scratch.rows(scratch.num_bytes, a.scratch.dim(0))});
 }
 
 }  // namespace moebius::cuda

@@ -47,6 +47,9 @@ struct GateScratch {
   }
 };
 
+// Returns the bias of the logits; null if there is none.
+inline const float* bias_of(const RouterLogitsFwd& a) { return a.bias_E.empty() ? nullptr : a.bias_E.ptr<float>(); }
+
 // A bf16 matrix, or the terms of an f32 one, one after the other.
 struct GateOperand {
   const bf16* data;

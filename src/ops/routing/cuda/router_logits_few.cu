@@ -19,6 +19,7 @@ struct Args {
   float* logits;
   const X* x;
   const W* w;
+  const float* bias;  // null: none
   int num_rows, num_experts, width;
 };
 
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(Args<X, W> a) {
     float sum = 0;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) sum += sums[t][warp];
-    a.logits[int64_t{t} * a.num_experts + blockIdx.x] = sum;
+    a.logits[int64_t{t} * a.num_experts + blockIdx.x] = a.bias ? sum + a.bias[blockIdx.x] : sum;
   }
 }
 
@@ -75,6 +76,7 @@ void router_logits_few(Stream& s, const RouterLogitsFwd& a) {
     const Args<X, W> args{.logits = a.logits_TE.ptr<float>(),
                           .x = a.x_TD.ptr<X>(),
                           .w = a.w_ED.ptr<W>(),
+                          .bias = bias_of(a),
                           .num_rows = narrow<int>(a.x_TD.dim(0)),
                           .num_experts = narrow<int>(a.w_ED.dim(0)),
                           .width = narrow<int>(a.x_TD.dim(1))};

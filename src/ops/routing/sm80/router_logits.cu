@@ -33,6 +33,7 @@ struct Layout {
 
 struct Extent {
   int64_t rows, columns, depth;  // m, n, k
+  const float* bias = nullptr;   // of the columns of the logits; null: none
   int tiles_m, tiles_n, parts, steps_of_part;
 };
 
@@ -118,8 +119,8 @@ __device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_
     *word = pack_pair(low_of(*word) + x, high_of(*word) + y);
   } else if constexpr (kGate == Gate::logits) {
     float* to = static_cast<float*>(out) + row * e.columns + column;
-    to[0] = x;
-    if (column + 1 < e.columns) to[1] = y;
+    to[0] = e.bias ? x + e.bias[column] : x;
+    if (column + 1 < e.columns) to[1] = e.bias ? y + e.bias[column + 1] : y;
   } else {
     float* to = static_cast<float*>(out) + (part * e.columns + column) * e.rows + row;  // eight lanes write neighbours
     to[0] = x;
@@ -193,7 +194,7 @@ void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, false);
   const GateOperand x{a.x_TD.ptr<bf16>(), T, D};
-  const Extent e{.rows = T, .columns = E, .depth = D, .parts = 1};
+  const Extent e{.rows = T, .columns = E, .depth = D, .bias = bias_of(a), .parts = 1};
   float* logits = a.logits_TE.ptr<float>();
   if (a.w_ED.dtype == DType::bf16) return launch<Gate::logits, 1>(s, x, {a.w_ED.ptr<bf16>(), E, D}, e, logits);
   split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, kNumTerms);

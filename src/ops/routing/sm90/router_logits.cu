@@ -36,6 +36,7 @@ struct Layout {
 
 struct Extent {
   int64_t rows, columns, depth;  // m, n, k
+  const float* bias = nullptr;   // of the columns of the logits; null: none
   int tiles_m, tiles_n, parts, stages_per_part;
 };
 
@@ -97,6 +98,15 @@ __device__ void multiply_stage(float (&sum)[L::kSums], uint32_t stage, int group
 struct Place {
   int64_t row, column;
 };
+
+template <int kSums>
+__device__ void add_bias(const Extent& e, const Place& at, float (&sum)[kSums]) {
+#pragma unroll
+  for (int n = 0; n < kSums; ++n) {
+    const int64_t column = at.column + 8 * (n / 4) + n % 2;
+    if (column < e.columns) sum[n] += e.bias[column];
+  }
+}
 
 template <int kSums>
 __device__ void write_logits(float* out, const Extent& e, const Place& at, const float (&sum)[kSums]) {
@@ -192,7 +202,10 @@ __device__ void multiply_tiles(const Extent& e, void* out, uint32_t stages, cons
         for (int n = 0; n < L::kSums; ++n) sum[n] += product[n];
       }
     }
-    if constexpr (kGate == Gate::logits) write_logits(static_cast<float*>(out), e, at, sum);
+    if constexpr (kGate == Gate::logits) {
+      if (e.bias) add_bias(e, at, sum);
+      write_logits(static_cast<float*>(out), e, at, sum);
+    }
     if constexpr (kGate == Gate::dx) add_to_dx(static_cast<uint32_t*>(out), e, at, sum, word);
     if constexpr (kGate == Gate::dw) write_partial(static_cast<float*>(out) + t.part * e.rows * e.columns, e, at, sum);
   }
@@ -250,7 +263,7 @@ void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, false);
   const GateOperand x{a.x_TD.ptr<bf16>(), T, D};
-  const Extent e{.rows = T, .columns = E, .depth = D, .parts = 1};
+  const Extent e{.rows = T, .columns = E, .depth = D, .bias = bias_of(a), .parts = 1};
   float* logits = a.logits_TE.ptr<float>();
   if (a.w_ED.dtype == DType::bf16)
     return launch_by_experts<Gate::logits, 1>(s, x, {a.w_ED.ptr<bf16>(), E, D}, e, logits);
