@@ -16,7 +16,21 @@ GpuLimits& kept_limits(const Stream& s) {
   return limits;
 }
 
+int64_t documented_shared_kib(int major, int minor) {
+  if (major == 8) return minor == 0 || minor == 7 ? 164 : 100;
+  return major == 9 || major == 10 ? 228 : 100;
+}
+
 }  // namespace
+
+GpuLimits documented_gpu_limits(int capability_major, int capability_minor, int num_multiprocessors) {
+  const int64_t shared = documented_shared_kib(capability_major, capability_minor) << 10;
+  return {.capability_major = capability_major,
+          .capability_minor = capability_minor,
+          .num_multiprocessors = num_multiprocessors,
+          .shared_bytes_per_block = shared - kReservedSharedBytes,  // one block may have all of it
+          .shared_bytes_per_multiprocessor = shared};
+}
 
 const GpuLimits& gpu_limits(const Stream& s) { return kept_limits(s); }
 

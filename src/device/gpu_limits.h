@@ -12,14 +12,26 @@ namespace moebius {
 // later. Every op has kernels that need no more.
 inline constexpr int64_t kMinSharedBytes = 99 << 10;
 
+// CUDA reserves this much of a multiprocessor's shared memory for each block, on 8.0 and later.
+inline constexpr int64_t kReservedSharedBytes = 1 << 10;
+
 struct GpuLimits {
   int capability_major = 0, capability_minor = 0;
   int num_multiprocessors = 0;
-  int64_t shared_bytes_per_block = 0;  // with cudaFuncAttributeMaxDynamicSharedMemorySize
+  int64_t shared_bytes_per_block = 0;           // with cudaFuncAttributeMaxDynamicSharedMemorySize
+  int64_t shared_bytes_per_multiprocessor = 0;  // of all its blocks, and kReservedSharedBytes of each
   bool operator==(const GpuLimits&) const = default;
   // The instructions of sm_90a exist on 9.0 alone, not on later GPUs.
   bool is_hopper() const { return capability_major == 9 && capability_minor == 0; }
+  // Returns how many blocks that use this much shared memory each a multiprocessor has the memory for.
+  int64_t blocks_together(int64_t shared_bytes) const {
+    return shared_bytes_per_multiprocessor / (shared_bytes + kReservedSharedBytes);
+  }
 };
+
+// Returns the limits of a GPU of this compute capability, by the table of the CUDA programming guide. A capability that
+// is not in the table has the least that one of 8.0 or later has.
+GpuLimits documented_gpu_limits(int capability_major, int capability_minor, int num_multiprocessors);
 
 // Returns the limits of the GPU of s. CUDA is queried once per accelerator.
 const GpuLimits& gpu_limits(const Stream& s);

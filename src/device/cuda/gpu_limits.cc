@@ -15,7 +15,8 @@ GpuLimits query_gpu_limits() {
   return {.capability_major = attribute(cudaDevAttrComputeCapabilityMajor),
           .capability_minor = attribute(cudaDevAttrComputeCapabilityMinor),
           .num_multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
-          .shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+          .shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          .shared_bytes_per_multiprocessor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
 }
 
 }  // namespace moebius

@@ -253,7 +253,7 @@ TEST_P(AttentionTest, EachPathOfHopperKernelsEqualsTheReference) {
 // A GPU without Hopper's kernels, whose shared memory holds the smaller tiles alone.
 TEST_P(AttentionTest, OtherGpusEqualTheReference) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
-  const GpuLimitsScope other(s_, {8, 9, 128, 99 << 10});
+  const GpuLimitsScope other(s_, documented_gpu_limits(8, 9, 128));
   expect_forward();
   expect_backward();
 }
@@ -261,7 +261,7 @@ TEST_P(AttentionTest, OtherGpusEqualTheReference) {
 // If cuDNN ran it, kernels_ = own would give other bits.
 TEST_P(AttentionTest, PortableKernelsExcludeCudnnOnOtherGpus) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
-  const GpuLimitsScope other(s_, {8, 9, 128, 99 << 10});
+  const GpuLimitsScope other(s_, documented_gpu_limits(8, 9, 128));
   const Shape o_shape{c_.batch * c_.rows, c_.heads, c_.out_width()};
   const auto forward = [&](AttentionKernels kernels) {
     kernels_ = kernels;

@@ -12,7 +12,7 @@ inline constexpr int64_t kSharedBytesOfGpus[] = {99 << 10, 163 << 10, 227 << 10}
 class PortableScope {
  public:
   explicit PortableScope(const Stream& s, int64_t shared_bytes = 227 << 10)
-      : s_(s), limits_(s, {9, 0, 132, shared_bytes}) {
+      : s_(s), limits_(s, {9, 0, 132, shared_bytes, shared_bytes + kReservedSharedBytes}) {
     set_kernel_choice(s_.accelerator(), KernelChoice::portable);
   }
   ~PortableScope() { set_kernel_choice(s_.accelerator(), KernelChoice::automatic); }

@@ -15,7 +15,7 @@ constexpr const char* kPassNames[] = {"fwd", "dq", "dkv"};
 
 // Two blocks of four warps are faster than one of eight, whose warps wait for each other.
 bool fits_twice(const PortableAttentionConfig& c, const GpuLimits& limits) {
-  return c.tile().holds_rows && 2 * c.shared_bytes() <= limits.shared_bytes_per_block;
+  return c.tile().holds_rows && limits.blocks_together(c.shared_bytes()) >= 2;
 }
 
 }  // namespace

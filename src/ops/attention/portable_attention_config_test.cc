@@ -8,7 +8,8 @@ namespace moebius {
 namespace {
 
 constexpr int64_t kKiB = 1024;
-const GpuLimits kA100{8, 0, 108, 163 * kKiB}, kRtx4090{8, 9, 128, kMinSharedBytes}, kH100{9, 0, 132, 227 * kKiB};
+const GpuLimits kA100 = documented_gpu_limits(8, 0, 108), kRtx4090 = documented_gpu_limits(8, 9, 128),
+                kH100 = documented_gpu_limits(9, 0, 132);
 constexpr AttentionPass kPasses[] = {AttentionPass::fwd, AttentionPass::dq, AttentionPass::dkv};
 
 TEST(PortableAttentionConfig, FitsEveryGpuAtEveryWidth) {
@@ -63,7 +64,7 @@ TEST(PortableAttentionConfig, RefusesSequencesOfMoreBlocksThanAGridHas) {
 TEST(PortableAttentionConfig, IsRefusedWhereSharedMemoryIsTooSmall) {
   EXPECT_EQ(
       testing::error_of([] {
-        choose_portable_attention(AttentionPass::fwd, 256, {7, 5, 40, 64 * kKiB});
+        choose_portable_attention(AttentionPass::fwd, 256, {7, 5, 40, 64 * kKiB, 65 * kKiB});
       }),
       "attention: expected 99328 bytes of shared memory for a block (fwd, heads to 256: 64 rows a block, steps of "
       "64, 1 stage, 4 warps); this GPU has 65536");

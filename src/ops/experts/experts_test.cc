@@ -255,8 +255,8 @@ TEST(Experts, TermsAreRefusedByKernelsThatDoNotAddThem) {
 
 // GPUs whose limits give each config of the portable kernels: two multiprocessors or one, so that a block walks over
 // many tiles, with the shared memory of 8.0, of 8.9 and of 10.0; and more multiprocessors than tiles.
-const GpuLimits kOtherGpus[] = {
-    {8, 0, 2, 163 << 10}, {10, 0, 1, 227 << 10}, {8, 9, 2, 99 << 10}, {8, 9, 300, 99 << 10}};
+const GpuLimits kOtherGpus[] = {documented_gpu_limits(8, 0, 2), documented_gpu_limits(10, 0, 1),
+                                documented_gpu_limits(8, 9, 2), documented_gpu_limits(8, 9, 300)};
 
 // The sums of an element have one order in all configs.
 TEST_P(PortableExpertsTest, EqualTheReferenceWithTheSameBitsInEveryConfig) {

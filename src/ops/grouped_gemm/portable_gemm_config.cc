@@ -14,19 +14,24 @@ int64_t max_tiles(const GroupedGemmDesc& d, const PortableGemmConfig& c) {
   return (d.m / c.tile_m + std::min(d.num_experts, d.m)) * across;
 }
 
-// All blocks of a multiprocessor have about as much shared memory as one may have; CUDA reserves 1 KiB of each.
-bool fits(const GroupedGemmDesc& d, const PortableGemmConfig& c, const GpuLimits& limits) {
-  constexpr int64_t kReservedBytes = 1024;
-  const int64_t needed = c.shared_bytes(d.num_experts);
-  return c == kPortablePair ? c.blocks * (needed + kReservedBytes) <= limits.shared_bytes_per_block
-                            : needed <= limits.shared_bytes_per_block;
+// Returns whether the small tiles of a product are too many for one round of blocks: with room for one block of a
+// multiprocessor instead of two, larger tiles take as many rounds or fewer, and have twice the warps.
+bool lacks_room_for_small(const GroupedGemmDesc& d, const GpuLimits& limits) {
+  const int64_t blocks = blocks_of_multiprocessor(kPortableSmall, d.num_experts, limits);
+  return blocks < kPortableSmall.blocks && max_tiles(d, kPortableSmall) > blocks * limits.num_multiprocessors;
 }
 
 }  // namespace
 
-std::string to_string(const PortableGemmConfig& c) {
+int64_t blocks_of_multiprocessor(const PortableGemmConfig& c, int64_t num_experts, const GpuLimits& limits) {
+  const int64_t needed = c.shared_bytes(num_experts);
+  if (needed > limits.shared_bytes_per_block) return 0;
+  return std::min<int64_t>(c.blocks, limits.blocks_together(needed));
+}
+
+std::string to_string(const PortableGemmConfig& c, int64_t blocks) {
   return fmt::format("mma.sync, tiles {} x {} x {}, {} slots, {} threads, {} block{} a multiprocessor, L2 groups of {}",
-                     c.tile_m, c.tile_n, c.tile_k, c.num_slots, c.threads(), c.blocks, c.blocks == 1 ? "" : "s",
+                     c.tile_m, c.tile_n, c.tile_k, c.num_slots, c.threads(), blocks, blocks == 1 ? "" : "s",
                      c.l2_group);
 }
 
@@ -34,9 +39,11 @@ PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const Gpu
   const bool only_stores = desc.epilogue == GroupedEpilogue::store;
   for (const PortableGemmConfig& config : {kPortablePair, kPortableDeep, kPortableWide}) {
     if (config == kPortablePair && only_stores) continue;
-    if (fits(desc, config, limits) && max_tiles(desc, config) >= config.blocks * limits.num_multiprocessors)
-      return config;
+    if (blocks_of_multiprocessor(config, desc.num_experts, limits) < config.blocks) continue;
+    if (max_tiles(desc, config) >= config.blocks * limits.num_multiprocessors) return config;
   }
+  if (blocks_of_multiprocessor(kPortableWide, desc.num_experts, limits) > 0 && lacks_room_for_small(desc, limits))
+    return kPortableWide;
   const int64_t needed = kPortableSmall.shared_bytes(desc.num_experts);
   MOEBIUS_CHECK(internal, needed <= limits.shared_bytes_per_block,
                 "grouped product {}: expected {} bytes of shared memory for a block; this GPU has {}", to_string(desc),

@@ -17,7 +17,7 @@ struct PortableGemmConfig {
   int tile_m = 0, tile_n = 0;  // output elements of a block at a time
   int tile_k = 0;              // depth of a slot, in elements of 2 bytes
   int num_slots = 0;           // slots in the ring
-  int blocks = 0;              // blocks of a multiprocessor
+  int blocks = 0;              // blocks of a multiprocessor, by registers
   int l2_group = 0;            // as in GroupedGemmConfig
   bool operator==(const PortableGemmConfig&) const = default;
 
@@ -30,9 +30,12 @@ struct PortableGemmConfig {
   }
 };
 
+// Returns how many blocks of a product with this many experts a multiprocessor of this GPU holds; 0: not one fits.
+int64_t blocks_of_multiprocessor(const PortableGemmConfig& config, int64_t num_experts, const GpuLimits& limits);
+
 // Returns a string such as "mma.sync, tiles 128 x 256 x 64, 3 slots, 256 threads, 1 block a multiprocessor, L2
-// groups of 8"
-std::string to_string(const PortableGemmConfig& config);
+// groups of 8"; blocks: as blocks_of_multiprocessor() returns them.
+std::string to_string(const PortableGemmConfig& config, int64_t blocks);
 
 // The configs that the kernels in experts/sm80/ are compiled for.
 // 9.0 and 10.0, where the epilogue does more than store: two blocks of a multiprocessor, so that one multiplies while
@@ -45,7 +48,8 @@ inline constexpr PortableGemmConfig kPortableDeep{
 // 8.6, 8.9 and 12.0: 99 KiB.
 inline constexpr PortableGemmConfig kPortableWide{
     .tile_m = 128, .tile_n = 256, .tile_k = 32, .num_slots = 4, .blocks = 1, .l2_group = 8};
-// Products of too few tiles for the GPU, and those of so many experts that the others do not fit.
+// Products of too few tiles for the GPU, and those of so many experts that the others do not fit. On 8.6, 8.9 and 12.0 a
+// multiprocessor has the memory for one block of it.
 inline constexpr PortableGemmConfig kPortableSmall{
     .tile_m = 128, .tile_n = 128, .tile_k = 32, .num_slots = 4, .blocks = 2, .l2_group = 8};
 

@@ -144,7 +144,7 @@ TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) { expect_reference()
 
 TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBitsOnOtherGpus) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
-  const GpuLimitsScope other(s_, {8, 9, 2, 99 << 10});
+  const GpuLimitsScope other(s_, documented_gpu_limits(8, 9, 2));
   expect_reference();
 }
 

@@ -124,7 +124,7 @@ TEST_P(VocabTest, LossAndGradientsEqualTheReference) { expect_loss_and_gradients
 // A block owns a row where a GPU has no clusters.
 TEST_P(VocabTest, LossAndGradientsEqualTheReferenceOnOtherGpus) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
-  const GpuLimitsScope other(s_, {8, 0, 108, 163 << 10});
+  const GpuLimitsScope other(s_, documented_gpu_limits(8, 0, 108));
   expect_loss_and_gradients();
 }
 

@@ -61,6 +61,11 @@ bool adds(const Stream& s, const Op& a, const Operand& rows) {
   return rows.is_plain() && path_of(s, a) == Path::sm90 && takes(a.added.low_RL) && takes(a.added.w);
 }
 
+std::string portable_text(const GroupedGemmDesc& desc, const GpuLimits& limits) {
+  const PortableGemmConfig config = choose_portable_config(desc, limits);
+  return to_string(config, blocks_of_multiprocessor(config, desc.num_experts, limits));
+}
+
 template <class Op>
 std::string text_of(const Stream& s, const Op& a) {
   if (const GroupedGemmDesc desc = describe(a); desc.a.scales != ScaleLayout::none)
@@ -69,7 +74,7 @@ std::string text_of(const Stream& s, const Op& a) {
     case Path::sm90:
       return to_string(choose_config(describe(a)));
     case Path::sm80:
-      return to_string(choose_portable_config(describe(a), gpu_limits(s)));
+      return portable_text(describe(a), gpu_limits(s));
     case Path::generic:
       return "fallback kernel";
   }

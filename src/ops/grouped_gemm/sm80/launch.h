@@ -41,7 +41,8 @@ void launch_portable(Stream& s, const typename Op::Params& p, const char* who) {
                                       narrow<int>(query_gpu_limits().shared_bytes_per_block)));
     state.is_allowed = true;
   }
-  const int blocks = limited_blocks(s, limits.num_multiprocessors * kConfig.blocks);
+  const int64_t blocks_each = blocks_of_multiprocessor(kConfig, p.tiles.num_experts, limits);
+  const int blocks = limited_blocks(s, narrow<int>(limits.num_multiprocessors * blocks_each));
   portable_gemm_kernel<Op><<<blocks, kConfig.threads(), shared_bytes, cuda_stream(s)>>>(p);
   check_launch(who);
 }

@@ -181,7 +181,9 @@ void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, voi
   e.steps_of_part = static_cast<int>(div_ceil(div_ceil(e.depth, kDepth), e.parts));
   const int tiles = e.tiles_m * e.tiles_n * e.parts;
   if (tiles == 0) return;
-  const int blocks = std::min(tiles, limited_blocks(s, gpu_limits(s).num_multiprocessors * kBlocks));
+  const GpuLimits& limits = gpu_limits(s);
+  const auto blocks_each = std::min(kBlocks, narrow<int>(limits.blocks_together(kBytes)));
+  const int blocks = std::min(tiles, limited_blocks(s, limits.num_multiprocessors * blocks_each));
   const auto kernel = product_kernel<kGate, kTerms>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, cuda_stream(s)>>>(a, b, e, out);
