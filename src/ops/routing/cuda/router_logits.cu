@@ -181,8 +181,8 @@ void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   check_launch("router_logits_bwd");
   if (a.dbias_E.empty()) return;
   const GateScratch scratch(a.scratch.data, a.x_TD, a.w_ED, true);
-  sum_rows(s,
-           {.sum_C = a.dbias_E, .x_TC = a.dlogits_TE, .scratch = a.scratch.rows(scratch.num_bytes, a.scratch.dim(0))});
+  cuda::sum_rows(
+      s, {.sum_C = a.dbias_E, .x_TC = a.dlogits_TE, .scratch = a.scratch.rows(scratch.num_bytes, a.scratch.dim(0))});
 }
 
 }  // namespace moebius::cuda
