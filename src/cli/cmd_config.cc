@@ -16,7 +16,6 @@
 #include "config/recipe/reference.h"
 #include "config/run_print.h"
 #include "device/accelerator.h"
-#include "device/gpu_limits.h"
 #include "engine/engine.h"
 #include "model/device_support.h"
 #include "model/gpu_products.h"
@@ -75,12 +74,7 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   const RunSpec run = counted_run(asked, mesh);
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
-  if (spec.target == DeviceKind::cuda && Accelerator::count() > 0) {
-    const GpusFound gpus = gpus_found();  // of mixed GPUs, Hopper needs the most scratch
-    spec.counts_for_hopper = std::ranges::any_of(gpus.visible, [](const GpuFound& gpu) {
-      return GpuLimits{gpu.capability_major, gpu.capability_minor}.is_hopper();
-    });
-  }
+  if (spec.target == DeviceKind::cuda) spec.counts_for_hopper = counts_for_hopper(gpus_found());
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   return spec;
 }
@@ -130,7 +124,8 @@ Resolved resolve(const Options& o) {
   if (r.run.memory.fit_bytes > 0) {
     RunSpec run = r.run;
     run.parallel.dispatcher = r.dispatcher.kind;
-    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks);
+    const bool for_hopper = run.device != DeviceKind::cuda || counts_for_hopper(gpus_found());
+    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, for_hopper);
     r.run.memory = fit.run.memory;
     r.fit = fit.text();
   }

@@ -166,6 +166,12 @@ std::vector<int> distinct_gpus(const GpusFound& found) {
   return first;
 }
 
+bool counts_for_hopper(const GpusFound& found) {
+  return found.visible.empty() || std::any_of(found.visible.begin(), found.visible.end(), [](const GpuFound& gpu) {
+           return GpuLimits{gpu.capability_major, gpu.capability_minor}.is_hopper();
+         });
+}
+
 bool compiles_ptx(const GpusFound& found) {
   return std::any_of(found.visible.begin(), found.visible.end(),
                      [&](const GpuFound& gpu) { return native_code_for(found, gpu) == 0; });

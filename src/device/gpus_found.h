@@ -41,6 +41,9 @@ std::string why_not_usable(const GpusFound& found, int index);
 std::string why_not_loaded(const GpusFound& found, int index, const std::string& error);
 // Returns whether a visible GPU has no native code. Its first run compiles PTX, which may take minutes.
 bool compiles_ptx(const GpusFound& found);
+// Returns whether a plan has to count the memory of Hopper kernels, which need the most scratch: a visible GPU is
+// Hopper's, or none is visible.
+bool counts_for_hopper(const GpusFound& found);
 // Returns the index of the first visible GPU of each kind, where GPUs of one name and capability are one kind.
 std::vector<int> distinct_gpus(const GpusFound& found);
 // Describes the kernels that a run with this choice uses on the GPU with this index, and their code.

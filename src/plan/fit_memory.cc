@@ -59,7 +59,7 @@ class Fitting {
           const Assumptions& assume)
       : library_(library),
         run_(run),
-        specs_(specs_of(without_choice(run), ranks)),
+        specs_(specs_of(without_choice(run), ranks, machine)),
         layout_(stages_of(specs_[0])),
         machine_(machine.of_rank(specs_[0].threads)),
         assume_(assume) {
@@ -90,19 +90,24 @@ class Fitting {
 
  private:
   // Ranks that share experts may find at the start that they can access each other's memory.
-  static std::vector<EngineSpec> specs_of(RunSpec run, int64_t ranks) {
-    std::vector<EngineSpec> specs{planned_engine_spec(run, ranks)};
+  static std::vector<EngineSpec> specs_of(RunSpec run, int64_t ranks, const PlanMachine& machine) {
+    std::vector<EngineSpec> specs{spec_on(run, ranks, machine)};
     if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
     for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
       if (kind == DispatcherKind::two_level && run.device == DeviceKind::cuda) continue;  // only where it is named
       run.parallel.dispatcher = kind;
       try {
-        specs.push_back(planned_engine_spec(run, ranks));
+        specs.push_back(spec_on(run, ranks, machine));
       } catch (const Error& e) {
         if (e.kind() != ErrorKind::usage) throw;  // this layout is refused, so no run uses it
       }
     }
     return specs;
+  }
+  static EngineSpec spec_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine) {
+    EngineSpec spec = planned_engine_spec(run, ranks);
+    spec.counts_for_hopper = machine.counts_for_hopper();
+    return spec;
   }
 
   int64_t bytes(int64_t pp_rank, const RecomputeSpec& recompute) const {
@@ -332,10 +337,12 @@ MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, cons
   return Fitting(parts, run, ranks, machine, assume).result();
 }
 
-MemoryFit fit_memory(const RunSpec& run, int64_t ranks) {
+MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper) {
   PartLibrary parts;
   const Assumptions assume;
-  return fit_memory(parts, run, ranks, usual_machine(run.device == DeviceKind::cuda), assume);
+  PlanMachine machine = usual_machine(run.device == DeviceKind::cuda);
+  if (machine.is_gpu) machine.capability = for_hopper ? 90 : 80;
+  return fit_memory(parts, run, ranks, machine, assume);
 }
 
 }  // namespace moebius

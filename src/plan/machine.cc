@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 
 #include "config/nearest.h"
@@ -73,8 +74,21 @@ std::vector<RecipeEntry> entries_of(const std::string& text, const std::string& 
   return entries;
 }
 
+// Returns 90 for "9.0".
+int capability_of(const RecipeEntry& e) {
+  const std::string text = text_value(e);
+  int major = 0, minor = 0, length = 0;
+  const bool is_read = std::sscanf(text.c_str(), "%2d.%1d%n", &major, &minor, &length) == 2;
+  MOEBIUS_CHECK(usage, is_read && length == std::ssize(text) && major >= 8 && minor >= 0,
+                "machine {}: machine.capability must be the compute capability of a GPU from 8.0 on, such as \"9.0\"; "
+                "got \"{}\"",
+                e.where, text);
+  return 10 * major + minor;
+}
+
 void read_entry(const RecipeEntry& e, PlanMachine& m) {
-  std::vector<std::string> known{"machine.name", "machine.device", "share.moebius", "share.megatron"};
+  std::vector<std::string> known{"machine.name", "machine.device", "share.moebius", "share.megatron",
+                                 "machine.capability"};
   if (e.key == known[0]) {
     m.name = text_value(e);
   } else if (e.key == known[1]) {
@@ -82,6 +96,8 @@ void read_entry(const RecipeEntry& e, PlanMachine& m) {
     MOEBIUS_CHECK(usage, device == "cpu" || device == "cuda",
                   "machine {}: machine.device must be \"cpu\" or \"cuda\"; got \"{}\"", e.where, device);
     m.is_gpu = device == "cuda";
+  } else if (e.key == known[4]) {
+    m.capability = capability_of(e);
   } else if (e.key == known[2] || e.key == known[3]) {
     read_shares(e, e.key == known[2] ? PlanSystem::moebius : PlanSystem::megatron, m);
   } else {
@@ -178,6 +194,8 @@ PlanMachine parse_machine(const std::string& text, const std::string& name) {
                   "machine {}: expected {}; it is missing", name, key);
   MOEBIUS_CHECK(usage, m.is_gpu || m.threads >= 1,
                 "machine {}: rank.threads must be at least 1 where machine.device is \"cpu\"; got {}", name, m.threads);
+  MOEBIUS_CHECK(usage, m.is_gpu || m.capability == 0,
+                "machine {}: machine.capability is that of a GPU, and machine.device is \"cpu\"; leave it out", name);
   for (const auto& [key, rate] : {std::pair("fp8_tflops", m.fp8_tflops), std::pair("nvfp4_tflops", m.nvfp4_tflops)})
     MOEBIUS_CHECK(usage, rate == 0 || rate >= m.bf16_tflops,
                   "machine {}: rank.{} must be 0 where there are no such products, or at least rank.bf16_tflops = {}; "
@@ -221,6 +239,7 @@ std::string to_toml(const PlanMachine& m) {
       "# `moebius plan --fit` writes shares, and `moebius bench machine` measures them.\n\n"
       "[machine]\nname = {}\ndevice = \"{}\"\n",
       name.substr(1, name.size() - 2), name, m.is_gpu ? "cuda" : "cpu");
+  if (m.capability > 0) text += fmt::format("capability = \"{}.{}\"\n", m.capability / 10, m.capability % 10);
   const auto add = [&](const std::string& key, double value, const std::string& whole) {
     text += fmt::format("{} = {{ is = {:.4g}, from = {} }}\n", key, value, quoted(m.sources.at(whole)));
   };

@@ -1,6 +1,6 @@
 // The planner's model of a machine: rates and sizes of a rank's device and of its links, and shares. A share is the
 // part of a rate that kernels reach. A machine is a TOML file; machines/ has some, and `moebius bench machine` writes
-// one. Every value has its source next to it:
+// one. Every figure has its source next to it:
 //   bf16_tflops = { is = 989, from = "NVIDIA's data sheet, without sparsity" }
 #pragma once
 
@@ -37,6 +37,7 @@ using Shares = std::array<double, kNumShares>;
 struct PlanMachine {
   std::string name;
   bool is_gpu = true;
+  int capability = 0;  // compute capability of the GPU, 10 * major + minor; 0: not given
   // The rates of a rank's device. fp8_tflops, nvfp4_tflops: 0 where it has none.
   double bf16_tflops = 0, fp8_tflops = 0, nvfp4_tflops = 0, memory_gb = 0, memory_tb_s = 0;
   double exponentials_t_s = 0;  // 1e12 exponentials a second; 0: included in the shares of attention, as on a CPU
@@ -61,6 +62,9 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
+  // Returns whether memory is counted for the kernels of Hopper GPUs, which need the most scratch; without a capability
+  // they may run.
+  bool counts_for_hopper() const { return capability == 0 || capability == 90; }
   // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
   // Returns the machine for ranks of `threads_of_rank` threads: a smaller share of this CPU, with more ranks on a host.

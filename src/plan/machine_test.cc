@@ -30,9 +30,33 @@ TEST(Machines, AllFilesOfTheFolderRoundTrip) {
     for (const MachineFigure& f : machine_figures())
       EXPECT_NEAR(again.*f.value, m.*f.value, 1e-3 * m.*f.value) << f.key;
     EXPECT_EQ(again.sources, m.sources);
+    EXPECT_EQ(again.capability, m.capability);
     EXPECT_EQ(to_toml(again), to_toml(m));
   }
   EXPECT_EQ(load_machine("gb200", kMachines).domain_ranks, 72);
+}
+
+TEST(Machines, CapabilitySaysWhetherHopperKernelsMayRun) {
+  EXPECT_EQ(load_machine("h200", kMachines).capability, 90);
+  EXPECT_EQ(load_machine("gb300", kMachines).capability, 103);
+  const auto counts = [](const std::string& line) {
+    const std::string text = to_toml(load_machine("h100", kMachines));
+    return parse_machine(replaced(text, "capability = \"9.0\"\n", line), "m.toml").counts_for_hopper();
+  };
+  EXPECT_TRUE(counts("capability = \"9.0\"\n"));
+  EXPECT_TRUE(counts("")) << "it may be a Hopper GPU";
+  EXPECT_FALSE(counts("capability = \"8.0\"\n"));
+  EXPECT_FALSE(counts("capability = \"12.0\"\n"));
+  for (const char* bad : {"capability = \"9\"\n", "capability = \"7.5\"\n", "capability = \"9.0a\"\n"}) {
+    EXPECT_THAT(refused([&] { counts(bad); }),
+                HasSubstr("machine.capability must be the compute capability of a GPU from 8.0 on, such as \"9.0\""));
+  }
+  EXPECT_THAT(refused([] {
+                parse_machine(replaced(to_toml(load_machine("epyc2", kMachines)), "device = \"cpu\"\n",
+                                       "device = \"cpu\"\ncapability = \"9.0\"\n"),
+                              "m.toml");
+              }),
+              HasSubstr("machine.capability is that of a GPU, and machine.device is \"cpu\"; leave it out"));
 }
 
 // A run compares the link to its host with the rate that plans for it assume.

@@ -25,6 +25,7 @@ class Predicting {
         layout_(stages_of(spec_)),
         machine_(machine.of_rank(spec_.threads)),
         context_{.machine = machine_, .assume = assume, .spec = spec_} {
+    spec_.counts_for_hopper = machine_.counts_for_hopper();
     result_.mesh = spec_.mesh;
     result_.memory_bytes = machine_.memory_bytes();
     result_.is_gpu = machine_.is_gpu;

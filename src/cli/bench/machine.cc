@@ -153,6 +153,7 @@ void warn_of_other_work(Log& log) {
 
 nlohmann::ordered_json to_json(const PlanMachine& m) {
   nlohmann::ordered_json json{{"machine", {{"name", m.name}, {"device", m.is_gpu ? "cuda" : "cpu"}}}};
+  if (m.capability > 0) json["machine"]["capability"] = fmt::format("{}.{}", m.capability / 10, m.capability % 10);
   for (const MachineFigure& f : machine_figures())
     json[f.table][f.key] = {{"is", m.*f.value}, {"from", m.sources.at(fmt::format("{}.{}", f.table, f.key))}};
   for (int k = 0; k < kNumShares; ++k) {
@@ -186,13 +187,14 @@ MachineMeasurements measure_machine(const BenchSpec& asked, int64_t ranks) {
     m.datasheet_flops_per_s = datasheet_tflops(m.device) * 1e12;
     m.memory_bytes = static_cast<double>(Accelerator().info().memory_bytes);
     m.multiprocessors = Accelerator().info().num_multiprocessors;
+    m.capability = 10 * Accelerator().info().capability_major + Accelerator().info().capability_minor;
   }
   if (ranks > 1) m.gathers = measured_gathers(spec.device, ranks);
   return m;
 }
 
 PlanMachine machine_of(const MachineMeasurements& measured) {
-  PlanMachine m{.name = measured.device, .is_gpu = measured.is_gpu};
+  PlanMachine m{.name = measured.device, .is_gpu = measured.is_gpu, .capability = measured.capability};
   m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
   assume_figures(m);
   assume_gpu(m, measured.multiprocessors);

@@ -14,6 +14,7 @@ namespace moebius {
 struct MachineMeasurements {
   std::string device;  // its name
   bool is_gpu = false;
+  int capability = 0;                        // compute capability of a GPU, 10 * major + minor
   int64_t threads = 1;                       // threads of a CPU
   double memory_bytes = 0;                   // memory of the device
   double host_memory_bytes = 0;              // memory of the host
