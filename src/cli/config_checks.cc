@@ -20,14 +20,24 @@ namespace {
 struct KnownGpu {
   const char* name;
   int64_t free_gib;
+  bool is_hopper = false;
 };
-constexpr KnownGpu kKnownGpus[] = {{"an RTX 4090", 22},      {"an RTX 5090", 30}, {"an L40S", 43}, {"an H100", 78},
-                                   {"an A100 of 80 GB", 78}, {"an H200", 139},    {"a B200", 177}};
+constexpr KnownGpu kKnownGpus[] = {{"an RTX 4090", 22},   {"an RTX 5090", 30},      {"an L40S", 43},
+                                   {"an H100", 78, true}, {"an A100 of 80 GB", 78}, {"an H200", 139, true},
+                                   {"a B200", 177}};
 
 // Returns the memory that check_device_memory requires.
 int64_t needed_of_gpu(Engine& engine) {
   const DeviceMemory gpu = engine.device_memory();
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
+}
+
+// Returns the same for GPUs that are not Hopper's, whose kernels need less scratch. The engine counts for Hopper's.
+int64_t needed_of_other_gpu(const Engine& engine) {
+  EngineSpec spec = engine.spec();
+  spec.counts_for_hopper = false;
+  Engine other(spec);
+  return needed_of_gpu(other);
 }
 
 // "; 57.70 GiB of its host's memory are pinned, 128.00 GiB are available here".
@@ -57,7 +67,9 @@ MemoryCheck check_gpu_memory(Engine& engine, int64_t num_ranks, const PinnedMemo
     v.text += pinned_text(pinned, available);
     return v;
   }
-  v.text += known_gpus_text(v.needed_bytes);
+  const int64_t of_others = needed_of_other_gpu(engine);
+  if (of_others != v.needed_bytes) v.text += fmt::format(", {} if it is not a Hopper GPU", bytes_text(of_others));
+  v.text += known_gpus_text(v.needed_bytes, of_others);
   const EngineSpec& spec = engine.spec();
   if (spec.precision.recipe == PrecisionRecipe::fp8_block || (spec.optimizer && spec.optimizer->fuse_grad))
     v.text += ", by memory alone: only Hopper GPUs run this recipe";
@@ -85,12 +97,12 @@ std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
 
 }  // namespace
 
-std::string known_gpus_text(int64_t needed_bytes) {
+std::string known_gpus_text(int64_t needed_of_hopper, int64_t needed_of_others) {
   std::string text;
   for (const bool fits : {true, false}) {
     std::string list;
     for (const KnownGpu& gpu : kKnownGpus) {
-      if ((needed_bytes <= gpu.free_gib << 30) != fits) continue;
+      if (((gpu.is_hopper ? needed_of_hopper : needed_of_others) <= gpu.free_gib << 30) != fits) continue;
       list +=
           fmt::format("{} {} ({}{})", list.empty() ? "" : ",", gpu.name, gpu.free_gib, list.empty() ? " GiB free" : "");
     }

@@ -26,9 +26,10 @@ struct PinnedMemory {
 // of_stage: bytes that a rank of each pipeline stage pins. Machines have ranks with consecutive numbers.
 PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>& of_stage, int64_t ranks_per_machine);
 
-// Returns the end of a sentence about a rank that needs these bytes: which GPUs of a table have them free.
+// Returns the end of a sentence about a rank that needs these bytes of a Hopper GPU or of another one: which GPUs of a
+// table have them free.
 //   ": fits an H200 (139 GiB free), a B200 (177); does not fit an RTX 4090 (22 GiB free), ..."
-std::string known_gpus_text(int64_t needed_bytes);
+std::string known_gpus_text(int64_t needed_of_hopper, int64_t needed_of_others);
 
 // Returns the end of a sentence about the memory of one rank on its GPU. It says that the value is for a rank with its
 // own GPU. If the run has more ranks than this machine has GPUs, it gives the sum on a shared GPU as well. It is empty

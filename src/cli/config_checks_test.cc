@@ -19,7 +19,7 @@ TEST(ConfigVerdict, PredictionNotesRanksThatShareAGpu) {
 }
 
 TEST(ConfigVerdict, NamesTheGpusThatARecipeFits) {
-  const auto text = [](int64_t gib) { return known_gpus_text(gib << 30); };
+  const auto text = [](int64_t gib) { return known_gpus_text(gib << 30, gib << 30); };
   EXPECT_EQ(text(21),
             ": fits an RTX 4090 (22 GiB free), an RTX 5090 (30), an L40S (43), an H100 (78), an A100 of 80 GB (78), "
             "an H200 (139), a B200 (177)");
@@ -28,6 +28,10 @@ TEST(ConfigVerdict, NamesTheGpusThatARecipeFits) {
       ": fits an H100 (78 GiB free), an A100 of 80 GB (78), an H200 (139), a B200 (177); does not fit an RTX 4090 "
       "(22 GiB free), an RTX 5090 (30), an L40S (43)");
   EXPECT_EQ(text(200).substr(0, 48), ": does not fit an RTX 4090 (22 GiB free), an RTX");
+  EXPECT_EQ(known_gpus_text(int64_t{79} << 30, int64_t{78} << 30),
+            ": fits an A100 of 80 GB (78 GiB free), an H200 (139), a B200 (177); does not fit an RTX 4090 (22 GiB "
+            "free), an RTX 5090 (30), an L40S (43), an H100 (78)")
+      << "an A100 runs kernels with less scratch";
 }
 
 // The sum is over the ranks of one machine, as in `train`, of the machine whose ranks pin most.

@@ -34,6 +34,8 @@ GpuLimits documented_gpu_limits(int capability_major, int capability_minor, int 
 
 const GpuLimits& gpu_limits(const Stream& s) { return kept_limits(s); }
 
+void set_gpu_limits(Accelerator& accelerator, const GpuLimits& limits) { accelerator.state<GpuLimits>() = limits; }
+
 void set_kernel_choice(Accelerator& accelerator, KernelChoice choice) {
   accelerator.state<ChosenKernels>().choice = choice;
 }

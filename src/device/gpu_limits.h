@@ -38,12 +38,14 @@ const GpuLimits& gpu_limits(const Stream& s);
 // Queries the limits of the thread's current GPU. Throws Error{usage} in a build without CUDA.
 GpuLimits query_gpu_limits();
 
+// For tests: gives this accelerator these limits, so that ops choose kernels as for another GPU.
+void set_gpu_limits(Accelerator& accelerator, const GpuLimits& limits);
 // Sets which kernels ops may use on this accelerator; the default is automatic.
 void set_kernel_choice(Accelerator& accelerator, KernelChoice choice);
 // Returns whether ops may use Hopper kernels on s: it is a Hopper GPU, and the choice is automatic.
 bool uses_hopper_kernels(const Stream& s);
 
-// For tests: gives the accelerator of s these limits during a scope, so that ops choose kernels as for another GPU.
+// For tests: set_gpu_limits() for the accelerator of s, during a scope.
 class GpuLimitsScope {
  public:
   GpuLimitsScope(const Stream& s, const GpuLimits& limits);

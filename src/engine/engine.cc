@@ -72,7 +72,8 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
   if (Accelerator::why_missing().empty()) open_cublas_lt();
   auto gpu = std::make_unique<Accelerator>(ranks ? ranks->index() : 0);
   set_kernel_choice(*gpu, spec.kernels);
-  const GpuLimits limits = query_gpu_limits();
+  const GpuLimits limits = limits_of_gpu(spec);
+  if (spec.gpu_limits) set_gpu_limits(*gpu, limits);
   MOEBIUS_CHECK(usage, spec.precision.recipe != PrecisionRecipe::fp8_block || limits.is_hopper(),
                 "precision.recipe = \"{}\" needs a GPU of compute capability 9.0; this one has {}.{}; set "
                 "precision.recipe = \"none\", or to \"fp8_tensor\", \"mxfp8\" or \"nvfp4\", which this GPU emulates",
@@ -110,7 +111,7 @@ Engine::Engine(const EngineSpec& spec)
       mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
       plan_(spec.recompute, spec.offload),
       peak_(gpu_.get()) {
-  if (gpu_ && !query_gpu_limits().is_hopper()) spec_.precision.has_f8_kernels = false;
+  if (gpu_ && !limits_of_gpu(spec_).is_hopper()) spec_.precision.has_f8_kernels = false;
   // A GPU has one micro-batch, and the host's are copied into it one after the other. With several
   // stages all are in flight.
   const bool share_buffer = spec_.target == DeviceKind::cuda && spec_.mesh.pp == 1;

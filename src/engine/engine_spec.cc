@@ -68,9 +68,11 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .seed = run.seed};
 }
 
+GpuLimits limits_of_gpu(const EngineSpec& spec) { return spec.gpu_limits ? *spec.gpu_limits : query_gpu_limits(); }
+
 GpuKernels gpu_kernels(const EngineSpec& spec) {
   const bool is_gpu = spec.device == DeviceKind::cuda;
-  return {.is_hopper = is_gpu ? query_gpu_limits().is_hopper() : spec.counts_for_hopper, .choice = spec.kernels};
+  return {.is_hopper = is_gpu ? limits_of_gpu(spec).is_hopper() : spec.counts_for_hopper, .choice = spec.kernels};
 }
 
 EngineSpec resolved(EngineSpec spec) {

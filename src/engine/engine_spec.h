@@ -53,12 +53,17 @@ struct EngineSpec {
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
   bool graph = true;                    // a GPU captures training steps and token generation as CUDA graphs; else eager
   KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
+  // For tests: a GPU runs the kernels that another one with these limits would run. Empty: its own limits.
+  std::optional<GpuLimits> gpu_limits;
   bool counts_for_hopper = true;    // with a null device: false counts the memory of a GPU other than Hopper
   bool fusion = true;               // fuses ops of dense layers (model/layers/mlp.h)
   bool measures_precision = false;  // log.precision
   int threads = 1;
   uint64_t seed = 0;
 };
+
+// Returns the limits by which this spec's GPU chooses kernels: its own, those of the thread's current GPU, or gpu_limits.
+GpuLimits limits_of_gpu(const EngineSpec& spec);
 
 // Returns the kernels of the thread's current GPU with this spec. On the null device: of the GPU that it counts for.
 GpuKernels gpu_kernels(const EngineSpec& spec);

@@ -106,5 +106,19 @@ TEST(EngineSpec, StepsWithScalesOfTensorsArePlannedOnAndOffKernels) {
   }
 }
 
+// No GPU is needed for the limits of another one.
+TEST(EngineSpec, KernelsAreThoseOfTheLimits) {
+  EngineSpec spec = training_on_gpus();
+  spec.device = DeviceKind::cuda;
+  spec.gpu_limits = documented_gpu_limits(8, 0, 108);
+  EXPECT_EQ(limits_of_gpu(spec), documented_gpu_limits(8, 0, 108));
+  EXPECT_FALSE(gpu_kernels(spec).has_hopper_kernels());
+  EXPECT_FALSE(gpu_kernels(spec).are_portable()) << "cuDNN's attention may run";
+  spec.gpu_limits = documented_gpu_limits(9, 0, 132);
+  EXPECT_TRUE(gpu_kernels(spec).has_hopper_kernels());
+  spec.kernels = KernelChoice::portable;
+  EXPECT_FALSE(gpu_kernels(spec).has_hopper_kernels());
+}
+
 }  // namespace
 }  // namespace moebius

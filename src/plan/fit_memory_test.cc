@@ -97,6 +97,46 @@ TEST(FitMemory, RecomputesNoLayerMoreThanItMust) {
   EXPECT_GT(some.more, 0);
 }
 
+// A small model with documents, whose backward pass of attention needs scratch on a Hopper GPU alone.
+RunSpec run_with_attention_scratch() {
+  RunSpec run = load_run_spec(kRecipes + "tiny_cpu.toml",
+                              {"run.device=cuda", "run.threads=1", "precision.compute=bf16", "model.head_dim=128",
+                               "model.num_attention_heads=8", "model.max_position_embeddings=4096",
+                               "train.seq_len=4096", "train.micro_batch=1", "memory.fit=1TiB"});
+  run.memory.automatic = false;
+  return run;
+}
+
+TEST(FitMemory, CountsScratchForTheGpuOfTheRun) {
+  const RunSpec run = run_with_attention_scratch();
+  for (const bool for_hopper : {true, false}) {
+    EngineSpec spec = planned_engine_spec(run, 1);
+    spec.counts_for_hopper = for_hopper;
+    EXPECT_EQ(fit_memory(run, 1, for_hopper).bytes, Engine(spec).plan().total_bytes()) << for_hopper;
+  }
+  EXPECT_LT(fit_memory(run, 1, false).bytes, fit_memory(run, 1, true).bytes);
+  EXPECT_EQ(fit_memory(run, 1).bytes, fit_memory(run, 1, true).bytes) << "no GPU is known";
+}
+
+TEST(FitMemory, CountsScratchForTheGpuOfTheMachine) {
+  RunSpec run = run_with_attention_scratch();
+  const auto bytes = [&](int capability) {
+    PlanMachine machine = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
+    machine.capability = capability;
+    PartLibrary parts;
+    const Assumptions assume;
+    const int64_t fitted = fit_memory(parts, run, 1, machine, assume).bytes;
+    EXPECT_EQ(predict(parts, run, 1, machine, assume).fullest_rank().total(), fitted) << capability;
+    return fitted;
+  };
+  const int64_t hopper = bytes(90);
+  EXPECT_EQ(bytes(0), hopper) << "it may be a Hopper GPU";
+  EXPECT_LT(bytes(80), hopper);
+  EXPECT_EQ(bytes(120), bytes(80));
+  run.kernels = KernelChoice::portable;
+  EXPECT_EQ(bytes(90), bytes(80)) << "a Hopper GPU runs the same kernels";
+}
+
 TEST(FitMemory, ErrorGivesTheMinimumIfNothingFits) {
   const auto error = [](const std::vector<std::string>& set) {
     return error_text(ErrorKind::usage, [&] { fit_memory(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1); });
