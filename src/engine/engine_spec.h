@@ -10,6 +10,7 @@
 #include "config/dispatcher_choice.h"
 #include "config/run_spec.h"
 #include "device/gpu_kernels.h"
+#include "device/gpu_limits.h"
 #include "model/model.h"
 #include "parallel/pipeline/pipeline.h"
 #include "parallel/sharding/sharding.h"

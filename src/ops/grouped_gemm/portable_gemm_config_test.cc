@@ -84,7 +84,7 @@ TEST(PortableGemmConfig, CountsTheBlocksThatFitEachGpu) {
   }
 }
 
-// What is chosen fits as often as is printed, and a pair is only chosen where two blocks fit.
+// A chosen config fits as often as is printed, and a pair is only chosen where two blocks fit.
 TEST(PortableGemmConfig, IsChosenWithTheBlocksThatFit) {
   for (const GpuLimits& gpu : {kA100, kRtx3090, kRtx4090, kH100, kB200, kRtx5090}) {
     for (const int64_t num_experts : {int64_t{1}, int64_t{128}, int64_t{767}, int64_t{768}, kMaxPortableExperts}) {
