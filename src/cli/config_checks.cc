@@ -67,11 +67,13 @@ MemoryCheck check_gpu_memory(Engine& engine, int64_t num_ranks, const PinnedMemo
     v.text += pinned_text(pinned, available);
     return v;
   }
-  const int64_t of_others = needed_of_other_gpu(engine);
-  if (of_others != v.needed_bytes) v.text += fmt::format(", {} if it is not a Hopper GPU", bytes_text(of_others));
-  v.text += known_gpus_text(v.needed_bytes, of_others);
   const EngineSpec& spec = engine.spec();
-  if (spec.precision.recipe == PrecisionRecipe::fp8_block || (spec.optimizer && spec.optimizer->fuse_grad))
+  const bool needs_hopper =
+      spec.precision.recipe == PrecisionRecipe::fp8_block || (spec.optimizer && spec.optimizer->fuse_grad);
+  const int64_t of_others = needs_hopper ? v.needed_bytes : needed_of_other_gpu(engine);
+  if (of_others != v.needed_bytes) v.text += fmt::format(", {} of one that is not Hopper's", bytes_text(of_others));
+  v.text += known_gpus_text(v.needed_bytes, of_others);
+  if (needs_hopper)
     v.text += ", by memory alone: only Hopper GPUs run this recipe";
   else if (spec.precision.recipe == PrecisionRecipe::fp8_tensor && spec.precision.has_f8_kernels)
     v.text += ", counted for Hopper's FP8 kernels: a GPU that emulates the products needs more";

@@ -91,23 +91,18 @@ class Fitting {
  private:
   // Ranks that share experts may find at the start that they can access each other's memory.
   static std::vector<EngineSpec> specs_of(RunSpec run, int64_t ranks, const PlanMachine& machine) {
-    std::vector<EngineSpec> specs{spec_on(run, ranks, machine)};
+    std::vector<EngineSpec> specs{planned_engine_spec_on(run, ranks, machine)};
     if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
     for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
       if (kind == DispatcherKind::two_level && run.device == DeviceKind::cuda) continue;  // only where it is named
       run.parallel.dispatcher = kind;
       try {
-        specs.push_back(spec_on(run, ranks, machine));
+        specs.push_back(planned_engine_spec_on(run, ranks, machine));
       } catch (const Error& e) {
         if (e.kind() != ErrorKind::usage) throw;  // this layout is refused, so no run uses it
       }
     }
     return specs;
-  }
-  static EngineSpec spec_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine) {
-    EngineSpec spec = planned_engine_spec(run, ranks);
-    spec.counts_for_hopper = machine.counts_for_hopper();
-    return spec;
   }
 
   int64_t bytes(int64_t pp_rank, const RecomputeSpec& recompute) const {

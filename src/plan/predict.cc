@@ -20,12 +20,11 @@ class Predicting {
   Predicting(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine, const Assumptions& assume,
              RunChecks checks)
       : run_(std::move(run)),
-        spec_(planned_engine_spec(run_, ranks, checks)),
+        spec_(planned_engine_spec_on(run_, ranks, machine, checks)),
         parts_(parts, spec_),
         layout_(stages_of(spec_)),
         machine_(machine.of_rank(spec_.threads)),
         context_{.machine = machine_, .assume = assume, .spec = spec_} {
-    spec_.counts_for_hopper = machine_.counts_for_hopper();
     result_.mesh = spec_.mesh;
     result_.memory_bytes = machine_.memory_bytes();
     result_.is_gpu = machine_.is_gpu;
@@ -444,6 +443,12 @@ RunSpec run_on(RunSpec run, const PlanMachine& machine) {
   run.device = machine.is_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
   return run;
+}
+
+EngineSpec planned_engine_spec_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine, RunChecks checks) {
+  EngineSpec spec = planned_engine_spec(run, ranks, checks);
+  spec.counts_for_hopper = machine.counts_for_hopper();
+  return spec;
 }
 
 void check_machine(const PlanMachine& machine, const Assumptions& assume) {

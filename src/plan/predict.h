@@ -71,6 +71,9 @@ struct PredictOptions {
 // Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
 // number of its threads.
 RunSpec run_on(RunSpec run, const PlanMachine& machine);
+// Returns planned_engine_spec() with the memory of the kernels that the machine's GPU runs.
+EngineSpec planned_engine_spec_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                                  RunChecks checks = RunChecks::all);
 
 // Throws Error{usage} if the machine file lacks figures that the assumptions need.
 void check_machine(const PlanMachine& machine, const Assumptions& assume);
