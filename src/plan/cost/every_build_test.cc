@@ -47,7 +47,7 @@ const Planned kPlanned[] = {
      false,
      113529323520,
      1453.42292},
-    {"gpt_oss", "bench_gpt_oss_20b_8layers.toml", {}, 1, false, 120143740928, 2310.3992},
+    {"gpt_oss", "bench_gpt_oss_20b_8layers.toml", {}, 1, false, 120143740928, 2309.99071},
     {"long", "bench_qwen3_30b_a3b_128k.toml", {}, 1, false, 47552921600, 2688.19311},
     {"latent", "deepseek_v3_256_gpus.toml", {}, 256, false, 143493431296, 202507.375},
     {"adapters", "lora_qwen3_30b_a3b.toml", {}, 1, false, 78804680704, 3026.4606},
