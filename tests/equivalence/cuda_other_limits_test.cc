@@ -23,7 +23,7 @@ const OtherGpu kOtherGpus[] = {{"A100", documented_gpu_limits(8, 0, 108)},
                                {"RTX_4090", documented_gpu_limits(8, 9, 128)},
                                {"small_Ada", documented_gpu_limits(8, 9, 2)}};
 
-class OnOtherGpu : public ::testing::TestWithParam<OtherGpu> {
+class OnGpuAsAnother : public ::testing::TestWithParam<OtherGpu> {
  protected:
   using SpecOn = EngineSpec (*)(DeviceKind, DType, bool);
 
@@ -53,7 +53,7 @@ int64_t predicted_bytes(EngineSpec spec) {
   return Engine(spec).plan().total_bytes();
 }
 
-TEST_P(OnOtherGpu, PortableKernelsHaveTheBitsOfThisGpu) {
+TEST_P(OnGpuAsAnother, PortableKernelsHaveTheBitsOfThisGpu) {
   for (const auto model : kModels) {
     Engine own(portable(model)), other(as_other(portable(model)));
     const Stream s = other.stream();
@@ -63,7 +63,7 @@ TEST_P(OnOtherGpu, PortableKernelsHaveTheBitsOfThisGpu) {
   }
 }
 
-TEST_P(OnOtherGpu, CapturingChangesNoBit) {
+TEST_P(OnGpuAsAnother, CapturingChangesNoBit) {
   for (const auto model : {wide_spec_on, documents_on}) {
     Engine captured(as_other(portable(model))), eager(as_other(portable(model, false)));
     EXPECT_EQ(train(initialised(captured), 5), train(initialised(eager), 5));
@@ -71,7 +71,7 @@ TEST_P(OnOtherGpu, CapturingChangesNoBit) {
   }
 }
 
-TEST_P(OnOtherGpu, PredictedMemoryIsWhatIsUsed) {
+TEST_P(OnGpuAsAnother, PredictedMemoryIsWhatIsUsed) {
   for (const auto model : kModels) {
     for (const KernelChoice kernels : {KernelChoice::portable, KernelChoice::automatic}) {
       EngineSpec spec = as_other(portable(model));
@@ -97,7 +97,7 @@ std::vector<double> losses_of(const EngineSpec& spec) {
 
 // With run.kernels = "auto" such a GPU has portable kernels, and cuDNN's attention. The bound is that of
 // OnGpu.LossesAreThoseOfTheCpu.
-TEST_P(OnOtherGpu, AutomaticChoiceHasNoHopperKernelsAndTheLossesOfTheCpu) {
+TEST_P(OnGpuAsAnother, AutomaticChoiceHasNoHopperKernelsAndTheLossesOfTheCpu) {
   EngineSpec spec = as_other(portable(wide_spec_on));
   spec.kernels = KernelChoice::automatic;
   EXPECT_FALSE(gpu_kernels(spec).has_hopper_kernels());
@@ -106,7 +106,7 @@ TEST_P(OnOtherGpu, AutomaticChoiceHasNoHopperKernelsAndTheLossesOfTheCpu) {
   EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
 }
 
-TEST_P(OnOtherGpu, SettingsOfHopperAreRefused) {
+TEST_P(OnGpuAsAnother, SettingsOfHopperAreRefused) {
   const auto error = [](const EngineSpec& spec) {
     try {
       Engine engine(spec);
@@ -128,7 +128,7 @@ TEST_P(OnOtherGpu, SettingsOfHopperAreRefused) {
               ::testing::AllOf(::testing::HasSubstr("optimizer.fuse_grad = true needs"), ::testing::HasSubstr(has)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Limits, OnOtherGpu, ::testing::ValuesIn(kOtherGpus),
+INSTANTIATE_TEST_SUITE_P(Limits, OnGpuAsAnother, ::testing::ValuesIn(kOtherGpus),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
