@@ -259,7 +259,7 @@ TEST_P(AttentionTest, OtherGpusEqualTheReference) {
 }
 
 // If cuDNN ran it, kernels_ = own would give other bits.
-TEST_P(AttentionTest, PortableKernelsExcludeCudnnOnGpuAsAnothers) {
+TEST_P(AttentionTest, PortableKernelsExcludeCudnnOnOtherGpus) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
   const GpuLimitsScope other(s_, documented_gpu_limits(8, 9, 128));
   const Shape o_shape{c_.batch * c_.rows, c_.heads, c_.out_width()};

@@ -142,7 +142,7 @@ void RouterLogitsTest::expect_reference() {
 
 TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBits) { expect_reference(); }
 
-TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBitsOnGpuAsAnothers) {
+TEST_P(RouterLogitsTest, EqualsTheReferenceAndKeepsItsBitsOnOtherGpus) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
   const GpuLimitsScope other(s_, documented_gpu_limits(8, 9, 2));
   expect_reference();

@@ -122,7 +122,7 @@ void VocabTest::expect_loss_and_gradients() {
 TEST_P(VocabTest, LossAndGradientsEqualTheReference) { expect_loss_and_gradients(); }
 
 // A block owns a row where a GPU has no clusters.
-TEST_P(VocabTest, LossAndGradientsEqualTheReferenceOnGpuAsAnothers) {
+TEST_P(VocabTest, LossAndGradientsEqualTheReferenceOnOtherGpus) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "the limits are a GPU's";
   const GpuLimitsScope other(s_, documented_gpu_limits(8, 0, 108));
   expect_loss_and_gradients();
