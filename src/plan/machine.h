@@ -61,6 +61,8 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
+  // Returns whether this is a GPU with the kernels for Hopper: products in 8 bits, and none in 4, which later ones have.
+  bool has_hopper_kernels() const { return is_gpu && fp8_tflops > 0 && nvfp4_tflops <= 0; }
   // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
   // Returns the machine for ranks of `threads_of_rank` threads: a smaller share of this CPU, with more ranks on a host.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "comm/group_cost.h"
+#include "plan/cost/critical_path.h"
 #include "plan/cost/megatron_bytes.h"
 #include "plan/cost/multiprocessors.h"
 #include "plan/cost/row_exchange.h"
@@ -12,6 +13,23 @@ namespace moebius {
 namespace {
 
 constexpr double kBf16 = 2;
+
+// Returns whether Moebius multiplies quantised values in precision.compute on this GPU (precision/product_precision.h).
+// fp8_block has kernels for Hopper alone, and no run on other GPUs.
+bool is_emulated(const PrecisionSpec& precision, const PlanMachine& machine) {
+  switch (precision.recipe) {
+    case PrecisionRecipe::none:
+      return false;
+    case PrecisionRecipe::fp8_block:
+      return !machine.has_hopper_kernels();
+    case PrecisionRecipe::fp8_tensor:
+      return !precision.has_f8_kernels || !machine.has_hopper_kernels() || precision.compute != DType::bf16;
+    case PrecisionRecipe::mxfp8:
+    case PrecisionRecipe::nvfp4:
+      return true;
+  }
+  MOEBIUS_FAIL(internal, "is_emulated: a recipe that is not known");
+}
 
 // The bytes that the quantiser moves for a product, over those of the product in bf16. It reads each operand and
 // writes it twice, along both of its dims: 2 + 1 + 1 bytes of an element that counts 2, where half of a product's
@@ -126,8 +144,11 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   const double bytes = scale * (op.cost.bytes - op.cost.weight_bytes) + op.cost.weight_bytes;
   const double flops = scale * op.cost.flops, calls = static_cast<double>(op.calls);
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
-  const double seconds = std::hypot(flops / rate(c, op), bytes / memory_rate(c)) *
-                         idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
+  double seconds = std::hypot(flops / rate(c, op), bytes / memory_rate(c)) *
+                   idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
+  // Other blocks of a kernel work beside the longest chain of steps of one.
+  seconds = std::hypot(seconds, calls * critical_path(c, op.name).seconds());
+  seconds = std::max(seconds, odd_loss_seconds(c, op.name, flops, rate(c, op)));
   const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
   const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
@@ -458,6 +479,9 @@ double group_messages(const RankSpan& span, GroupCall call) {
 
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine) {
   if (assume.precision != PlanPrecision::from_recipe) return assume.precision;
+  // Emulated operands are widened by ops of their own, and multiplied in precision.compute.
+  const bool is_own = machine.is_gpu && assume.system == PlanSystem::moebius;
+  if (is_own && is_emulated(spec.precision, machine)) return PlanPrecision::from_recipe;
   const bool is_4_bits = spec.precision.recipe == PrecisionRecipe::nvfp4;
   // Without such products the operands are widened, and multiplied as bf16.
   if ((is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) <= 0) return PlanPrecision::from_recipe;

@@ -20,9 +20,13 @@ constexpr double kQuantiseBytes = 4 + 4 + 1 - 2;
 // Each gradient that the first micro-batch does not store is cleared.
 constexpr double kClearBytes = 4;
 
+struct EndOfStep {
+  int64_t kernels = 0;
+  int64_t tensors = 0;  // whose parts the gradient norm adds
+};
 // Returns the kernels that end a step on a GPU: the gradient norm and the update, and clears of gradients that the first
 // micro-batch does not store, of the sums of losses, and of the counters and metrics of each MoE layer.
 // Not counted: what Muon, QK-clip, quantised weights, budgets of rows and states on the host add.
-int64_t end_of_step_kernels(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 }  // namespace moebius
