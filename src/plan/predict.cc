@@ -302,6 +302,10 @@ void Predicting::add_update() {
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
+  if (machine_.is_gpu && stores && machine_.f32_tflops > 0)
+    result_.phases["optimizer"] = std::max(
+        result_.phases["optimizer"],
+        update_operations(run_.optimizer) * static_cast<double>(params.owned) / (machine_.f32_tflops * 1e12));
   if (machine_.is_gpu && stores) {
     const EndOfStep end = end_of_step(parts_, layout_, slowest_);
     result_.phases["optimizer"] += machine_.kernel_us * 1e-6 * static_cast<double>(end.kernels) +

@@ -32,6 +32,10 @@ double update_bytes(const OptimizerSpec& optimizer) {
   return static_cast<double>(4 + weight + 4) + 2 * kept;
 }
 
+double update_operations(const OptimizerSpec& optimizer) {
+  return optimizer.state == StateFormat::blocks_8bit ? kCodeOperations : 0;
+}
+
 double host_update_bytes(const OptimizerSpec& optimizer) {
   const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
   return (optimizer.offload ? kept : 0) + (optimizer.offload_grad ? 2 : 0);
