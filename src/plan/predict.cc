@@ -6,9 +6,9 @@
 #include "comm/group_cost.h"
 #include "ops/attention/attention_scratch.h"
 #include "parallel/pipeline/step_schedule.h"
+#include "plan/cost/critical_path.h"
 #include "plan/cost/megatron_memory.h"
 #include "plan/cost/row_exchange.h"
-#include "plan/cost/critical_path.h"
 #include "plan/cost/update_cost.h"
 #include "plan/search/passes_bound.h"
 #include "plan/sharding/sharded_layers.h"
@@ -303,9 +303,9 @@ void Predicting::add_update() {
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
   if (machine_.is_gpu && stores && machine_.f32_tflops > 0)
-    result_.phases["optimizer"] = std::max(
-        result_.phases["optimizer"],
-        update_operations(run_.optimizer) * static_cast<double>(params.owned) / (machine_.f32_tflops * 1e12));
+    result_.phases["optimizer"] =
+        std::max(result_.phases["optimizer"],
+                 update_operations(run_.optimizer) * static_cast<double>(params.owned) / (machine_.f32_tflops * 1e12));
   if (machine_.is_gpu && stores) {
     const EndOfStep end = end_of_step(parts_, layout_, slowest_);
     result_.phases["optimizer"] += machine_.kernel_us * 1e-6 * static_cast<double>(end.kernels) +

@@ -104,7 +104,8 @@ double odd_loss_seconds(const TimeContext& c, const std::string& op, double flop
   const ModelSpec& m = c.spec.model;
   if (m.vocab_size % kVector == 0) return 0;
   const double T = ceil_div(static_cast<double>(c.spec.shape.tokens()), kTile),
-               V = ceil_div(static_cast<double>(m.vocab_size), kTile), D = ceil_div(static_cast<double>(m.hidden_size), kTile);
+               V = ceil_div(static_cast<double>(m.vocab_size), kTile),
+               D = ceil_div(static_cast<double>(m.hidden_size), kTile);
   double seconds = 0;
   for (const double tiles : {T * V, T * D, V * D})
     seconds += flops / kProducts / rate * kVector * std::max(1.0, c.machine.multiprocessors / tiles);
