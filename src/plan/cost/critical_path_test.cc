@@ -72,7 +72,7 @@ double step_seconds(const char* name, const char* file, const std::vector<std::s
 TEST(EmulatedRecipes, TakeLongerThanNone) {
   const char* file = "bench_qwen3_30b_a3b_8layers.toml";
   const auto seconds = [&](const char* name, std::vector<std::string> set) {
-    set.insert(set.end(), {"model.num_hidden_layers=1", "train.micro_batch=1", "train.global_batch=1"});
+    set.emplace_back("model.num_hidden_layers=1");
     return step_seconds(name, file, set);
   };
   const std::string recipes[] = {"precision.recipe=\"fp8_tensor\"", "precision.recipe=\"mxfp8\"",
@@ -84,7 +84,7 @@ TEST(EmulatedRecipes, TakeLongerThanNone) {
       if (has_kernels)
         EXPECT_LT(seconds(name, {set}), none) << name << ", " << set;
       else
-        EXPECT_GT(seconds(name, {set}), 1.05 * none) << name << ", " << set;
+        EXPECT_GT(seconds(name, {set}), 1.03 * none) << name << ", " << set;
     }
   }
   // Portable kernels have no products in 8 bits.
