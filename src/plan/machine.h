@@ -65,6 +65,8 @@ struct PlanMachine {
   // Returns whether memory is counted for the kernels of Hopper GPUs, which need the most scratch; without a capability
   // they may run.
   bool counts_for_hopper() const { return capability == 0 || capability == 90; }
+  // Returns whether this is a GPU whose products in 8 bits are those of the kernels for Hopper.
+  bool has_hopper_kernels() const { return is_gpu && counts_for_hopper() && fp8_tflops > 0; }
   // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
   // Returns the machine for ranks of `threads_of_rank` threads: a smaller share of this CPU, with more ranks on a host.

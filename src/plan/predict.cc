@@ -6,6 +6,7 @@
 #include "comm/group_cost.h"
 #include "ops/attention/attention_scratch.h"
 #include "parallel/pipeline/step_schedule.h"
+#include "plan/cost/critical_path.h"
 #include "plan/cost/megatron_memory.h"
 #include "plan/cost/row_exchange.h"
 #include "plan/cost/update_cost.h"
@@ -301,9 +302,15 @@ void Predicting::add_update() {
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
-  if (machine_.is_gpu && stores)
-    result_.phases["optimizer"] +=
-        machine_.kernel_us * 1e-6 * static_cast<double>(end_of_step_kernels(parts_, layout_, slowest_));
+  if (machine_.is_gpu && stores && machine_.f32_tflops > 0)
+    result_.phases["optimizer"] =
+        std::max(result_.phases["optimizer"],
+                 update_operations(run_.optimizer) * static_cast<double>(params.owned) / (machine_.f32_tflops * 1e12));
+  if (machine_.is_gpu && stores) {
+    const EndOfStep end = end_of_step(parts_, layout_, slowest_);
+    result_.phases["optimizer"] += machine_.kernel_us * 1e-6 * static_cast<double>(end.kernels) +
+                                   norm_path(static_cast<double>(end.tensors)).seconds();
+  }
   if (params.owned_of_matrices > 0) {
     result_.phases["optimizer"] += kMomentumBytes * static_cast<double>(params.owned_of_matrices) / memory;
     add_matrices(params);
@@ -441,6 +448,8 @@ void Predicting::add_files() {
 
 RunSpec run_on(RunSpec run, const PlanMachine& machine) {
   run.device = machine.is_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  run.precision.has_f8_kernels =
+      run.precision.has_f8_kernels && machine.has_hopper_kernels() && run.kernels == KernelChoice::automatic;
   if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
   return run;
 }

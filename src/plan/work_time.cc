@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "comm/group_cost.h"
+#include "plan/cost/critical_path.h"
 #include "plan/cost/megatron_bytes.h"
 #include "plan/cost/multiprocessors.h"
 #include "plan/cost/row_exchange.h"
@@ -126,8 +127,11 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   const double bytes = scale * (op.cost.bytes - op.cost.weight_bytes) + op.cost.weight_bytes;
   const double flops = scale * op.cost.flops, calls = static_cast<double>(op.calls);
   // The arithmetic and the memory accesses of a kernel overlap, but less so the closer their times are.
-  const double seconds = std::hypot(flops / rate(c, op), bytes / memory_rate(c)) *
-                         idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
+  double seconds = std::hypot(flops / rate(c, op), bytes / memory_rate(c)) *
+                   idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
+  // Other blocks of a kernel work beside the longest chain of steps of one.
+  seconds = std::hypot(seconds, calls * critical_path(c, op.name).seconds());
+  seconds = std::max(seconds, odd_loss_seconds(c, op.name, flops, rate(c, op)));
   const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
   const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
@@ -454,26 +458,6 @@ double group_messages(const RankSpan& span, GroupCall call) {
       return static_cast<double>(send_cost(0).messages);
   }
   MOEBIUS_FAIL(internal, "group_messages: a call that is not known");
-}
-
-PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine) {
-  if (assume.precision != PlanPrecision::from_recipe) return assume.precision;
-  const bool is_4_bits = spec.precision.recipe == PrecisionRecipe::nvfp4;
-  // Without such products the operands are widened, and multiplied as bf16.
-  if ((is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) <= 0) return PlanPrecision::from_recipe;
-  switch (spec.precision.recipe) {
-    case PrecisionRecipe::none:
-      return PlanPrecision::from_recipe;
-    case PrecisionRecipe::fp8_block:
-      return PlanPrecision::fp8_block;
-    case PrecisionRecipe::fp8_tensor:
-      return PlanPrecision::fp8_tensor;
-    case PrecisionRecipe::mxfp8:
-      return PlanPrecision::mxfp8;
-    case PrecisionRecipe::nvfp4:
-      return PlanPrecision::nvfp4;
-  }
-  MOEBIUS_FAIL(internal, "products_precision: a recipe that is not known");
 }
 
 double units_of_token(const ModelSpec& m, double units) {

@@ -32,12 +32,16 @@ double update_bytes(const OptimizerSpec& optimizer) {
   return static_cast<double>(4 + weight + 4) + 2 * kept;
 }
 
+double update_operations(const OptimizerSpec& optimizer) {
+  return optimizer.state == StateFormat::blocks_8bit ? kCodeOperations : 0;
+}
+
 double host_update_bytes(const OptimizerSpec& optimizer) {
   const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
   return (optimizer.offload ? kept : 0) + (optimizer.offload_grad ? 2 : 0);
 }
 
-int64_t end_of_step_kernels(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
   const ModelSpec& m = spec.model;
   const int64_t of_router = kClearsOfRouter + (spec.balance.bias ? 1 : 0) + (spec.balance.global_aux ? 2 : 0);
@@ -55,7 +59,7 @@ int64_t end_of_step_kernels(LayoutParts& parts, const StageLayout& layout, int64
   }
   // The norm is a clear, a sum of parts and of these for each launch, and the scale; the loss has a sum for each depth.
   const int64_t of_norm = 2 + 2 * div_ceil(tensors, kTensorsOfLaunch), of_loss = spec.shape.num_mtp > 0 ? 2 : 1;
-  return kernels + of_norm + of_loss + div_ceil(tensors, kTensorsOfLaunch);
+  return {.kernels = kernels + of_norm + of_loss + div_ceil(tensors, kTensorsOfLaunch), .tensors = tensors};
 }
 
 }  // namespace moebius

@@ -8,6 +8,11 @@ namespace moebius {
 // Returns the bytes in device memory. The update reads gradient, master and moments, and writes master, moments and a
 // bf16 weight. The gradient norm reads the gradient again.
 double update_bytes(const OptimizerSpec& optimizer);
+// Scalar operations for an element of an update of 8-bit states, which finds two codes of each: its kernel is limited by
+// arithmetic. One H200 took 285 ms for 15.6e9 elements (docs/measurements/memory.md), at rank.f32_tflops = 67.
+constexpr double kCodeOperations = 1224;
+// Returns the scalar operations that an update needs for each element, where these may take longer than its bytes.
+double update_operations(const OptimizerSpec& optimizer);
 // Returns the bytes that an update reads from host memory. It writes the same number.
 double host_update_bytes(const OptimizerSpec& optimizer);
 
@@ -20,9 +25,13 @@ constexpr double kQuantiseBytes = 4 + 4 + 1 - 2;
 // Each gradient that the first micro-batch does not store is cleared.
 constexpr double kClearBytes = 4;
 
+struct EndOfStep {
+  int64_t kernels = 0;
+  int64_t tensors = 0;  // whose parts the gradient norm adds
+};
 // Returns the kernels that end a step on a GPU: the gradient norm and the update, and clears of gradients that the first
 // micro-batch does not store, of the sums of losses, and of the counters and metrics of each MoE layer.
 // Not counted: what Muon, QK-clip, quantised weights, budgets of rows and states on the host add.
-int64_t end_of_step_kernels(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 }  // namespace moebius

@@ -1,0 +1,115 @@
+#include "plan/cost/critical_path.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moebius {
+namespace {
+
+// Steps of a sum or maximum over the lanes of a warp.
+constexpr double kLaneSteps = 5;
+
+double ceil_div(double a, double b) { return std::ceil(a / b); }
+
+// A block adds `parts` rows for 32 columns in 16 strips, eight loads at a time, and then the strips
+// (ops/cuda/add_rows.cu).
+CriticalPath add_rows_path(double parts) {
+  constexpr double kStrips = 16, kAtOnce = 8;
+  return {.loads = ceil_div(parts, kStrips * kAtOnce), .on_chip = kStrips - 1};
+}
+
+// A block takes several rows in turn, each with a sum over the block (ops/norm/cuda/norm.cu).
+CriticalPath norm_bwd_path(double rows, double width) {
+  const double parts = std::min(rows, 264 * std::clamp(std::floor(8192 / width + 0.5), 1.0, 8.0));
+  CriticalPath path{.loads = ceil_div(rows, parts), .on_chip = ceil_div(rows, parts) * (kLaneSteps + 2)};
+  return path += add_rows_path(parts);
+}
+
+// A block has 16 rows, and its groups of lanes take up to eight neighbouring heads of q, k and v in turn. With norms of
+// heads each thread then adds the parts of all groups for its columns, in two halves (ops/rope/cuda/rope.cu).
+CriticalPath rope_bwd_path(const TimeContext& c, double rows) {
+  const ModelSpec& m = c.spec.model;
+  if (m.is_latent()) return {};
+  constexpr double kHeads = 8, kThreads = 256, kPairs = 8;
+  const double tp = static_cast<double>(c.spec.mesh.tp), heads = static_cast<double>(m.num_heads) / tp,
+               kv_heads = std::max(1.0, static_cast<double>(m.num_kv_heads) / tp);
+  CriticalPath path{.loads = std::min(kHeads, heads) + 2 * std::min(kHeads, kv_heads)};
+  if (m.qk_norm != QkNorm::per_head) return path;
+  const double lanes = std::max(1.0, ceil_div(static_cast<double>(m.head_dim) / 2, kPairs));
+  path.on_chip = 2 * 2 * kThreads / lanes;
+  for (int i = 0; i < 2; ++i) path += add_rows_path(std::min(ceil_div(rows, 16), 1056.0));
+  return path;
+}
+
+// A warp takes 8 of a block's 64 tokens in turn: the row of logits, a softmax, K choices and their weights. One block then
+// scans the counts of all blocks in 32 parts, and blocks of tokens place their pairs (ops/routing/cuda/route.cu).
+CriticalPath route_path(double tokens, double top_k) {
+  constexpr double kTokens = 64, kTokensOfWarp = 8, kParts = 32, kAtOnce = 8;
+  const double scanned = ceil_div(ceil_div(tokens, kTokens), kParts);
+  return {.loads = kTokensOfWarp * 2 + 2 * ceil_div(scanned, kAtOnce) + 3,
+          .on_chip = kTokensOfWarp * (2 + top_k) * kLaneSteps + kParts + 2 * kLaneSteps};
+}
+
+// A warp takes 4 of a chunk's 32 tokens in turn: a softmax, its entropy and K choices. A thread of each expert then adds
+// the tokens, four loads at a time, and one adds two figures of each. The second kernel adds the chunks in 32 parts
+// (ops/routing/cuda/balance.cu).
+CriticalPath balance_path(double tokens, double top_k) {
+  constexpr double kTokens = 32, kTokensOfWarp = 4, kParts = 32, kAtOnce = 8, kUnrolled = 4, kLanes = 32;
+  const double chunks = ceil_div(tokens, kTokens);
+  return {.loads = kTokensOfWarp + kTokens / kUnrolled + ceil_div(chunks, kParts * kAtOnce) + ceil_div(chunks, kLanes),
+          .on_chip = kTokensOfWarp * (3 + top_k) * kLaneSteps + 2 * kTokens + kParts + kLaneSteps};
+}
+
+// One block sorts the tokens by digits of 6 bits: its 32 warps read their parts twice, four loads at a time, and the
+// counts of 32 warps and of 64 digits are added in turn. Then a block adds the tokens of a row of the embedding, 16 at a
+// time (ops/vocab/cuda/embedding.cu).
+CriticalPath embedding_bwd_path(double tokens, double vocab) {
+  constexpr double kDigitBits = 6, kWarps = 32, kLoads = 4, kLanes = 32, kDigits = 64, kAtOnce = 16;
+  const double passes = std::max(1.0, std::ceil(std::log2(vocab) / kDigitBits));
+  const double rounds = ceil_div(tokens, kWarps * kLanes * kLoads);
+  return {.loads = passes * 2 * rounds + ceil_div(tokens, vocab * kAtOnce),
+          .on_chip = passes * (2 * rounds * kLoads * 3 + 2 * kWarps + 2 * kDigits)};
+}
+
+}  // namespace
+
+double CriticalPath::seconds() const { return loads * kLoadSeconds + on_chip * kOnChipSeconds; }
+
+CriticalPath& CriticalPath::operator+=(const CriticalPath& o) {
+  loads += o.loads;
+  on_chip += o.on_chip;
+  return *this;
+}
+
+CriticalPath critical_path(const TimeContext& c, const std::string& op) {
+  if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return {};
+  const ModelSpec& m = c.spec.model;
+  const auto rows = static_cast<double>(c.spec.shape.tokens());
+  const auto top_k = static_cast<double>(m.top_k);
+  if (op == "rms_norm_bwd") return norm_bwd_path(rows, static_cast<double>(m.hidden_size));
+  if (op == "rope_bwd") return rope_bwd_path(c, rows);
+  if (op == "route_fwd") return route_path(rows, top_k);
+  if (op == "balance_stats") return balance_path(rows, top_k);
+  if (op == "embedding_bwd") return embedding_bwd_path(rows, static_cast<double>(m.vocab_size));
+  return {};
+}
+
+CriticalPath norm_path(double tensors) { return {.loads = 2 * tensors, .on_chip = tensors * (2 * kLaneSteps + 3)}; }
+
+double odd_loss_seconds(const TimeContext& c, const std::string& op, double flops, double rate) {
+  constexpr int64_t kVector = 8;
+  constexpr double kTile = 128, kProducts = 3;
+  if (op != "lm_loss") return 0;
+  if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius || c.machine.multiprocessors <= 0) return 0;
+  const ModelSpec& m = c.spec.model;
+  if (m.vocab_size % kVector == 0) return 0;
+  const double T = ceil_div(static_cast<double>(c.spec.shape.tokens()), kTile),
+               V = ceil_div(static_cast<double>(m.vocab_size), kTile),
+               D = ceil_div(static_cast<double>(m.hidden_size), kTile);
+  double seconds = 0;
+  for (const double tiles : {T * V, T * D, V * D})
+    seconds += flops / kProducts / rate * kVector * std::max(1.0, c.machine.multiprocessors / tiles);
+  return seconds;
+}
+
+}  // namespace moebius
