@@ -1,5 +1,6 @@
 // dq, dk and dv of bf16 on sm_90a in one kernel; attention_fused_bwd.h says how.
 #include <algorithm>
+#include <cstdlib>
 
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
@@ -94,6 +95,10 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
     f.groups = std::min(narrow<int>(plan.groups_of_slice), groups - f.first);
     f.wave = std::min(narrow<int>(plan.wave), f.groups);
     const int blocks = limited_blocks(s, std::min(f.groups * f.key_blocks, gpu_limits(s).num_multiprocessors));
+    if (const char* late = std::getenv("MOEBIUS_FUSED_LATE")) {
+      f.late_steps = std::atoi(late);
+      f.set = f.late_steps >= 0 && f.wave == 1 && !f.heads_outer ? blocks : 0;
+    }
     MOEBIUS_CUDA(cudaMemsetAsync(f.tickets, 0, plan.counter_bytes, stream));
     fused_kernel<Shape><<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
     check_launch("attention_bwd");
