@@ -35,7 +35,7 @@ __device__ void init_barriers(typename Shape::Shared& shared) {
   fence_mbarrier_init();
 }
 
-template <class Shape>
+template <class Shape, int kHeld>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     fused_kernel(const __grid_constant__ BwdMaps maps, FusedOutputs out, RowSums sums, FusedSlice f, AttentionSizes z) {
   extern __shared__ __align__(1024) unsigned char raw[];
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   } else {
     more_registers<kConsumerRegisters>();
     if constexpr (Shape::kPieces == 1)
-      multiply_narrow<Shape>(shared, out, f, z);
+      multiply_narrow<Shape, kHeld>(shared, out, f, z);
     else
       multiply_wide<Shape>(shared, out, f, z);
   }
@@ -78,7 +78,13 @@ template <class Shape>
 void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPlan& plan, void* scratch) {
   const AttentionSizes z = attention_sizes(a);
   constexpr int kBytes = sizeof(typename Shape::Shared);
-  MOEBIUS_CUDA(cudaFuncSetAttribute(fused_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const char* held = std::getenv("MOEBIUS_FUSED_HELD");
+  auto* kernel = fused_kernel<Shape, 0>;
+  if (Shape::kWidth == 128 && held) {
+    if (held[0] == '4') kernel = fused_kernel<Shape, Shape::kWidth == 128 ? 4 : 0>;
+    if (held[0] == '3') kernel = fused_kernel<Shape, Shape::kWidth == 128 ? 3 : 0>;
+  }
+  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const cudaStream_t stream = cuda_stream(s);
   const BwdMaps maps = bwd_maps(a, Shape::kRows, Shape::kKeys);
   const FusedOutputs out{
@@ -99,8 +105,9 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
       f.late_steps = std::atoi(late);
       f.set = f.late_steps >= 0 && f.wave == 1 && !f.heads_outer ? blocks : 0;
     }
+    f.looks_ahead = std::getenv("MOEBIUS_FUSED_AHEAD") != nullptr;
     MOEBIUS_CUDA(cudaMemsetAsync(f.tickets, 0, plan.counter_bytes, stream));
-    fused_kernel<Shape><<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
+    kernel<<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
     check_launch("attention_bwd");
   }
   if (z.shift >= 0 && z.shift + z.rows <= z.kv_rows) return;  // each query attends to a key

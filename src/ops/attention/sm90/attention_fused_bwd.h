@@ -111,6 +111,7 @@ struct FusedSlice {
   bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
   // Blocks of a group that run together; every other such set walks upwards. 0: all walk downwards.
   int set;
+  bool looks_ahead;
   int late_steps;  // a block that walks upwards has as many more steps at its end than the block after it
 };
 
@@ -268,16 +269,20 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
     mbarrier_arrive(smem_addr(&shared.work_empty[works.stage]));
     if (w.block < 0) return;
     FusedWalk walk = walk_of(w, f);
-    const int first_head = w.group * walk.heads, steps = walk.steps();
-    int before = 0;
-    for (int step = 0; step < steps; ++step, walk.next()) {
+    const int first_head = w.group * walk.heads;
+    int before = 0, at = 0;  // of the step: blocks of keys whose dq comes first, and the counter of those that were added
+    const auto enter = [&] {
       if (walk.head == 0 || walk.heads_outer)
         before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
-      const int at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
+      at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
+    };
+    int steps = walk.steps();
+    bool is_turn = false;
+    if (steps > 0) enter();
+    while (steps > 0) {
       const bool finishes = walk.tile < w.finish_end;
-      int* const added = f.added + at;
-      if (before > 0) {
-        while (load_acquire(added) < before) {
+      if (before > 0 && !is_turn) {
+        while (load_acquire(f.added + at) < before) {
         }
       }
       float* to = f.dq + int64_t{at} * Shape::kHalfFloats;
@@ -310,10 +315,19 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
         mbarrier_arrive(smem_addr(&shared.dq_empty[half][ring.stage]));
         to += floats;
       }
+      int* const added = f.added + at;
+      const int now = before + 1;
+      walk.next();
+      is_turn = false;
+      if (--steps > 0) {
+        enter();
+        // While the copy engine still adds, a look whether the next sums can be added to at once.
+        if (f.looks_ahead && !finishes) is_turn = before <= 0 || load_acquire(f.added + at) >= before;
+      }
       if (finishes) continue;
       tma_wait<0>();
       fence_proxy_async_global();
-      store_release(added, before + 1);
+      store_release(added, now);
     }
   }
 }
@@ -458,16 +472,27 @@ __device__ __forceinline__ constexpr int bytes_across(int step) {
   return step / 4 * X::kBlockBytes + step % 4 * 32;
 }
 
-// sums [64, .] = x rows [x_row, x_row + 64) times y rows from y_row, over the width.
-template <class X, class Y, int kWidth, int kNum>
-__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row) {
+// sums [64, .] = x rows [x_row, x_row + 64) times y rows from y_row, over the width. `held` has the first 16 kHeld columns
+// of x.
+template <class X, class Y, int kWidth, int kHeld, int kNum, int kWords>
+__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row,
+                                             const uint32_t (&held)[kWords]) {
   const Operand<Major::k> left(x + x_row * 128), right(y + y_row * 128);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kWidth / 16; ++step)
-    Wgmma<Major::k, Major::k>::multiply(sums, left.at(bytes_across<X>(step)), right.at(bytes_across<Y>(step)),
-                                        step > 0);
+  for (int step = 0; step < kWidth / 16; ++step) {
+    if (step < kHeld)
+      wgmma_registers<Major::k>(sums, held + 4 * step, right.at(bytes_across<Y>(step)), step > 0);
+    else
+      Wgmma<Major::k, Major::k>::multiply(sums, left.at(bytes_across<X>(step)), right.at(bytes_across<Y>(step)),
+                                          step > 0);
+  }
   wgmma_commit();
+}
+template <class X, class Y, int kWidth, int kNum>
+__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row) {
+  const uint32_t none[1] = {};
+  start_across<X, Y, kWidth, 0>(sums, x, x_row, y, y_row, none);
 }
 
 // dq [64 queries, .] = ds of all keys of the block, [keys, queries] from `ds`, times columns of the keys from `k`.

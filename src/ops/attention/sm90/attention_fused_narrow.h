@@ -5,7 +5,8 @@
 
 namespace moebius::cuda {
 
-template <class Shape>
+// kHeld: how many times 16 columns of its keys a warpgroup holds in registers.
+template <class Shape, int kHeld>
 __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutputs& out, const FusedSlice& f,
                                 const AttentionSizes& z) {
   using Keys = typename Shape::Keys;
@@ -21,8 +22,10 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
   };
   const float scale2 = z.scale * kLog2E;
   float s[kRows / 2], dp[kRows / 2];
+  uint32_t key_words[std::max(1, 4 * kHeld)];
   const auto start_scores = [&](int stage) {
-    start_across<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[stage]), 0);
+    start_across<Keys, Queries, kWidth, kHeld>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[stage]), 0,
+                                               key_words);
   };
   const auto start_dp = [&](int stage) {
     start_across<Keys, Queries, kWidth>(dp, smem_addr(shared.v), group_row, smem_addr(shared.dout[stage]), 0);
@@ -60,6 +63,10 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
       mbarrier_wait(smem_addr(&shared.values_full), keys_ring.parity);
       mbarrier_wait(smem_addr(&shared.keys_full), keys_ring.parity);
       keys_ring.advance();
+      if constexpr (kHeld > 0) {
+        load_words<Keys, kHeld>(key_words, smem_addr(shared.k), group_row);
+        hold_words(key_words);
+      }
       mbarrier_wait(smem_addr(&shared.full[count & 1]), count >> 1 & 1);
       take_turn();
       start_scores(count & 1);
