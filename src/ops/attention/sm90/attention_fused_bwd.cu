@@ -35,7 +35,7 @@ __device__ void init_barriers(typename Shape::Shared& shared) {
   fence_mbarrier_init();
 }
 
-template <class Shape, int kHeld>
+template <class Shape, int kHeld, bool kEarly>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     fused_kernel(const __grid_constant__ BwdMaps maps, FusedOutputs out, RowSums sums, FusedSlice f, AttentionSizes z) {
   extern __shared__ __align__(1024) unsigned char raw[];
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   } else {
     more_registers<kConsumerRegisters>();
     if constexpr (Shape::kPieces == 1)
-      multiply_narrow<Shape, kHeld>(shared, out, f, z);
+      multiply_narrow<Shape, kHeld, kEarly>(shared, out, f, z);
     else
       multiply_wide<Shape>(shared, out, f, z);
   }
@@ -78,12 +78,10 @@ template <class Shape>
 void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPlan& plan, void* scratch) {
   const AttentionSizes z = attention_sizes(a);
   constexpr int kBytes = sizeof(typename Shape::Shared);
-  const char* held = std::getenv("MOEBIUS_FUSED_HELD");
-  auto* kernel = fused_kernel<Shape, 0>;
-  if (Shape::kWidth == 128 && held) {
-    if (held[0] == '4') kernel = fused_kernel<Shape, Shape::kWidth == 128 ? 4 : 0>;
-    if (held[0] == '3') kernel = fused_kernel<Shape, Shape::kWidth == 128 ? 3 : 0>;
-  }
+  constexpr int kHeld = Shape::kWidth == 128 ? 4 : 0;
+  const bool held = std::getenv("MOEBIUS_FUSED_HELD"), early = Shape::kPieces == 1 && std::getenv("MOEBIUS_FUSED_EARLY");
+  auto* kernel = held ? early ? fused_kernel<Shape, kHeld, Shape::kPieces == 1> : fused_kernel<Shape, kHeld, false>
+                      : early ? fused_kernel<Shape, 0, Shape::kPieces == 1> : fused_kernel<Shape, 0, false>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const cudaStream_t stream = cuda_stream(s);
   const BwdMaps maps = bwd_maps(a, Shape::kRows, Shape::kKeys);
@@ -103,7 +101,7 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
     const int blocks = limited_blocks(s, std::min(f.groups * f.key_blocks, gpu_limits(s).num_multiprocessors));
     if (const char* late = std::getenv("MOEBIUS_FUSED_LATE")) {
       f.late_steps = std::atoi(late);
-      f.set = f.late_steps >= 0 && f.wave == 1 && !f.heads_outer ? blocks : 0;
+      f.set = f.wave == 1 && !f.heads_outer && z.shift == 0 && a.doc_start_T.empty() ? blocks : 0;
     }
     f.looks_ahead = std::getenv("MOEBIUS_FUSED_AHEAD") != nullptr;
     MOEBIUS_CUDA(cudaMemsetAsync(f.tickets, 0, plan.counter_bytes, stream));

@@ -6,7 +6,7 @@
 namespace moebius::cuda {
 
 // kHeld: how many times 16 columns of its keys a warpgroup holds in registers.
-template <class Shape, int kHeld>
+template <class Shape, int kHeld, bool kEarly>
 __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutputs& out, const FusedSlice& f,
                                 const AttentionSizes& z) {
   using Keys = typename Shape::Keys;
@@ -105,11 +105,31 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
         release(shared.ds_full[place]);
         if (has_dq) mbarrier_wait(smem_addr(&shared.ds_full[place ^ 1]), (count - 1) >> 1 & 1);
         float dq[kDq];
+        if (kEarly && steps == 1) {
+          start_half(dq, place ^ 1);
+          ++count;
+          --steps;
+          FusedWalk last = walk;
+          last.back();
+          wgmma_wait<0>();
+          hold_registers(dq);
+          hold_registers(dk);
+          hold_registers(dv);
+          __syncwarp();
+          release(shared.empty[place]);
+          release(shared.values_empty);
+          if (has_dq) {
+            release(shared.ds_empty[place ^ 1]);
+            give(count - 2, dq, last);
+          }
+          break;
+        }
         start_half(dq, place ^ 1);  // of the last step; of the first one never read
         ++count;
         FusedWalk last = walk;
         last.back();
-        if (--steps == 0) {
+        --steps;
+        if (!kEarly && steps == 0) {
           wgmma_wait<0>();
           hold_registers(dq);
           hold_registers(dk);
@@ -125,16 +145,24 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
         }
         const bool finishes = last.tile < finish_end;
         mbarrier_wait(smem_addr(&shared.full[count & 1]), count >> 1 & 1);
-        if (has_dq && !finishes) to_add.wait_for_place(count - 2);
-        wgmma_wait<0>();
-        hold_registers(dq);
-        hold_registers(dk);
-        hold_registers(dv);
+        if (!kEarly && has_dq && !finishes) to_add.wait_for_place(count - 2);
+        wgmma_wait<kEarly ? 1 : 0>();
+        if constexpr (!kEarly) {
+          hold_registers(dq);
+          hold_registers(dk);
+          hold_registers(dv);
+        }
         hold_words(p_words);
         hold_words(ds_words);
         start_scores(count & 1);
         __syncwarp();
         release(shared.empty[place]);
+        if constexpr (kEarly) {
+          wgmma_wait<1>();
+          hold_registers(dq);
+          __syncwarp();
+          if (has_dq && !finishes) to_add.wait_for_place(count - 2);
+        }
         if (has_dq) {
           release(shared.ds_empty[place ^ 1]);
           if (finishes)
