@@ -1,6 +1,5 @@
 // dq, dk and dv of bf16 on sm_90a in one kernel; attention_fused_bwd.h says how.
 #include <algorithm>
-#include <cstdlib>
 
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
@@ -35,7 +34,7 @@ __device__ void init_barriers(typename Shape::Shared& shared) {
   fence_mbarrier_init();
 }
 
-template <class Shape, int kHeld, bool kEarly>
+template <class Shape>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     fused_kernel(const __grid_constant__ BwdMaps maps, FusedOutputs out, RowSums sums, FusedSlice f, AttentionSizes z) {
   extern __shared__ __align__(1024) unsigned char raw[];
@@ -52,7 +51,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   } else {
     more_registers<kConsumerRegisters>();
     if constexpr (Shape::kPieces == 1)
-      multiply_narrow<Shape, kHeld, kEarly>(shared, out, f, z);
+      multiply_narrow<Shape>(shared, out, f, z);
     else
       multiply_wide<Shape>(shared, out, f, z);
   }
@@ -78,11 +77,7 @@ template <class Shape>
 void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPlan& plan, void* scratch) {
   const AttentionSizes z = attention_sizes(a);
   constexpr int kBytes = sizeof(typename Shape::Shared);
-  constexpr int kHeld = Shape::kWidth == 128 ? 4 : 0;
-  const bool held = std::getenv("MOEBIUS_FUSED_HELD"), early = Shape::kPieces == 1 && std::getenv("MOEBIUS_FUSED_EARLY");
-  auto* kernel = held ? early ? fused_kernel<Shape, kHeld, Shape::kPieces == 1> : fused_kernel<Shape, kHeld, false>
-                      : early ? fused_kernel<Shape, 0, Shape::kPieces == 1> : fused_kernel<Shape, 0, false>;
-  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(fused_kernel<Shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const cudaStream_t stream = cuda_stream(s);
   const BwdMaps maps = bwd_maps(a, Shape::kRows, Shape::kKeys);
   const FusedOutputs out{
@@ -99,13 +94,8 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
     f.groups = std::min(narrow<int>(plan.groups_of_slice), groups - f.first);
     f.wave = std::min(narrow<int>(plan.wave), f.groups);
     const int blocks = limited_blocks(s, std::min(f.groups * f.key_blocks, gpu_limits(s).num_multiprocessors));
-    if (const char* late = std::getenv("MOEBIUS_FUSED_LATE")) {
-      f.late_steps = std::atoi(late);
-      f.set = f.wave == 1 && !f.heads_outer && z.shift == 0 && a.doc_start_T.empty() ? blocks : 0;
-    }
-    f.looks_ahead = std::getenv("MOEBIUS_FUSED_AHEAD") != nullptr;
     MOEBIUS_CUDA(cudaMemsetAsync(f.tickets, 0, plan.counter_bytes, stream));
-    kernel<<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
+    fused_kernel<Shape><<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
     check_launch("attention_bwd");
   }
   if (z.shift >= 0 && z.shift + z.rows <= z.kv_rows) return;  // each query attends to a key

@@ -29,7 +29,6 @@ struct FusedWork {
   int group;       // in the slice
   int block, key;  // block: -1 if there is no more work
   int begin, end;  // tiles of queries
-  int turn;        // walked from here up to the end, then down from here; end: all of them downwards
   int finish_end;  // tiles before this one get their last dq from this block
 };
 
@@ -39,20 +38,21 @@ struct DqPart {
   int row, column;
 };
 
-// The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time.
+// The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time. A warpgroup has the first 16
+// kHeld columns of its keys in registers, as many as are free: the scores then read less shared memory.
 template <int kWidth_>
 struct FusedTile;
 
 template <>
 struct FusedTile<64> {
-  static constexpr int kWidth = 64, kValues = 64, kStages = 2, kDqStages = 1, kPieces = 1;
+  static constexpr int kWidth = 64, kValues = 64, kStages = 2, kDqStages = 1, kPieces = 1, kHeld = 0;
   __host__ __device__ static constexpr int piece_columns(int) { return 64; }
   __host__ __device__ static constexpr DqPart part(int half, int part) { return {64 * half, 32 * part}; }
 };
 
 template <>
 struct FusedTile<128> {
-  static constexpr int kWidth = 128, kValues = 128, kStages = 2, kDqStages = 2, kPieces = 1;
+  static constexpr int kWidth = 128, kValues = 128, kStages = 2, kDqStages = 2, kPieces = 1, kHeld = 4;
   __host__ __device__ static constexpr int piece_columns(int) { return 64; }
   __host__ __device__ static constexpr DqPart part(int half, int part) { return {0, 64 * half + 32 * part}; }
 };
@@ -109,10 +109,6 @@ struct FusedSlice {
   int wave;                      // groups whose blocks begin in turn
   int key_blocks, tiles, heads;  // of a group
   bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
-  // Blocks of a group that run together; every other such set walks upwards. 0: all walk downwards.
-  int set;
-  bool looks_ahead;
-  int late_steps;  // a block that walks upwards has as many more steps at its end than the block after it
 };
 
 // More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
@@ -133,31 +129,20 @@ __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const A
                 rows_end = seen_end(z, w.b, begin * Shape::kRows, key_end);
   w.begin = static_cast<int>(begin);
   w.end = static_cast<int>(max(begin, (rows_end + Shape::kRows - 1) / Shape::kRows));
-  w.turn = w.end;
-  if (f.set > 0 && w.block / f.set % 2 == 1) {
-    const int last = min((w.block / f.set + 1) * f.set, f.key_blocks) - 1;
-    w.turn = min(w.end, w.begin + (last - w.block) * f.late_steps / f.heads);
-  }
   w.finish_end =
       w.block == f.key_blocks - 1 ? INT_MAX : static_cast<int>((w.key + Shape::kKeys - z.shift) / Shape::kRows);
   return w;
 }
 
-// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Where turn is the end, from the last
-// tile down. Otherwise from `turn` up to the last one, and then from the one before `turn` down.
+// Tiles [begin, end) from the last one on: all heads of the group for a tile, or all tiles of a head.
 struct FusedWalk {
-  int begin, end, turn, heads;
+  int begin, end, heads;
   bool heads_outer;
-  int tile = turn < end ? turn : end - 1, head = 0;
+  int tile = end - 1, head = 0;
   __device__ __forceinline__ int steps() const { return (end - begin) * heads; }
   __device__ __forceinline__ void next() {
     if (!heads_outer) {
-      if (++head < heads) return;
-      head = 0;
-      if (tile < turn)
-        --tile;
-      else if (++tile == end)
-        tile = turn - 1;
+      if (++head == heads) head = 0, --tile;
     } else if (--tile < begin) {
       tile = end - 1, ++head;
     }
@@ -165,19 +150,14 @@ struct FusedWalk {
   // The reverse. REQUIRES: this is not the first step.
   __device__ __forceinline__ void back() {
     if (!heads_outer) {
-      if (--head >= 0) return;
-      head = heads - 1;
-      if (tile >= turn)
-        --tile;
-      else if (++tile == turn)
-        tile = end - 1;
+      if (--head < 0) head = heads - 1, ++tile;
     } else if (++tile == end) {
       tile = begin, --head;
     }
   }
 };
 __device__ __forceinline__ FusedWalk walk_of(const FusedWork& w, const FusedSlice& f) {
-  return {.begin = w.begin, .end = w.end, .turn = w.turn, .heads = f.heads, .heads_outer = f.heads_outer};
+  return {.begin = w.begin, .end = w.end, .heads = f.heads, .heads_outer = f.heads_outer};
 }
 
 // The columns of a stage pass between warps as those of attention_dkv.cu do.
@@ -270,7 +250,7 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
     if (w.block < 0) return;
     FusedWalk walk = walk_of(w, f);
     const int first_head = w.group * walk.heads;
-    int before = 0, at = 0;  // of the step: blocks of keys whose dq comes first, and the counter of those that were added
+    int before = 0, at = 0;  // of a step: the number of blocks of keys before this one, and the place of their counter
     const auto enter = [&] {
       if (walk.head == 0 || walk.heads_outer)
         before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
@@ -321,8 +301,8 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
       is_turn = false;
       if (--steps > 0) {
         enter();
-        // While the copy engine still adds, a look whether the next sums can be added to at once.
-        if (f.looks_ahead && !finishes) is_turn = before <= 0 || load_acquire(f.added + at) >= before;
+        // While the copy engine still adds, this asks whether the turn for the next step has come.
+        if (!finishes) is_turn = before <= 0 || load_acquire(f.added + at) >= before;
       }
       if (finishes) continue;
       tma_wait<0>();

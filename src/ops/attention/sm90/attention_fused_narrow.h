@@ -5,13 +5,12 @@
 
 namespace moebius::cuda {
 
-// kHeld: how many times 16 columns of its keys a warpgroup holds in registers.
-template <class Shape, int kHeld, bool kEarly>
+template <class Shape>
 __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutputs& out, const FusedSlice& f,
                                 const AttentionSizes& z) {
   using Keys = typename Shape::Keys;
   using Queries = typename Shape::Queries;
-  constexpr int kWidth = Shape::kWidth, kRows = Shape::kRows, kTiles = kRows / 64;
+  constexpr int kWidth = Shape::kWidth, kRows = Shape::kRows, kTiles = kRows / 64, kHeld = Shape::kHeld;
   // Scores and dp of 128 queries leave no registers for packed probabilities.
   constexpr bool kPacksLate = kRows == 128;
   // The same in all lanes, which the compiler cannot know.
@@ -105,12 +104,10 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
         release(shared.ds_full[place]);
         if (has_dq) mbarrier_wait(smem_addr(&shared.ds_full[place ^ 1]), (count - 1) >> 1 & 1);
         float dq[kDq];
-        if (kEarly && steps == 1) {
+        // The last step has its own code: otherwise ptxas does not see which products have ended where the scores of
+        // the next step begin before dq has ended, and lets all products wait for each other.
+        if (steps == 1) {
           start_half(dq, place ^ 1);
-          ++count;
-          --steps;
-          FusedWalk last = walk;
-          last.back();
           wgmma_wait<0>();
           hold_registers(dq);
           hold_registers(dk);
@@ -118,51 +115,32 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
           __syncwarp();
           release(shared.empty[place]);
           release(shared.values_empty);
+          ++count;
           if (has_dq) {
             release(shared.ds_empty[place ^ 1]);
+            FusedWalk last = walk;
+            last.back();
             give(count - 2, dq, last);
           }
           break;
         }
         start_half(dq, place ^ 1);  // of the last step; of the first one never read
+        --steps;
         ++count;
         FusedWalk last = walk;
         last.back();
-        --steps;
-        if (!kEarly && steps == 0) {
-          wgmma_wait<0>();
-          hold_registers(dq);
-          hold_registers(dk);
-          hold_registers(dv);
-          __syncwarp();
-          release(shared.empty[place]);
-          release(shared.values_empty);
-          if (has_dq) {
-            release(shared.ds_empty[place ^ 1]);
-            give(count - 2, dq, last);
-          }
-          break;
-        }
         const bool finishes = last.tile < finish_end;
         mbarrier_wait(smem_addr(&shared.full[count & 1]), count >> 1 & 1);
-        if (!kEarly && has_dq && !finishes) to_add.wait_for_place(count - 2);
-        wgmma_wait<kEarly ? 1 : 0>();
-        if constexpr (!kEarly) {
-          hold_registers(dq);
-          hold_registers(dk);
-          hold_registers(dv);
-        }
+        wgmma_wait<1>();  // dk and dv; the scores follow dq without a gap
         hold_words(p_words);
         hold_words(ds_words);
         start_scores(count & 1);
         __syncwarp();
         release(shared.empty[place]);
-        if constexpr (kEarly) {
-          wgmma_wait<1>();
-          hold_registers(dq);
-          __syncwarp();
-          if (has_dq && !finishes) to_add.wait_for_place(count - 2);
-        }
+        wgmma_wait<1>();
+        hold_registers(dq);
+        __syncwarp();
+        if (has_dq && !finishes) to_add.wait_for_place(count - 2);
         if (has_dq) {
           release(shared.ds_empty[place ^ 1]);
           if (finishes)
