@@ -8,9 +8,9 @@
 //
 // The copy engine adds dq to f32 sums in memory. For each half of a tile a counter says how many blocks
 // of keys were added, and a block waits until all earlier ones were. The last of them adds to what it
-// reads, and writes dq itself. The blocks of a kv group walk the same tiles in one direction, so a block
-// that begins together with the one before it follows it at a distance of one step, and finds the tiles
-// in L2.
+// reads, and writes dq itself. The blocks of a kv group that run together walk the same tiles in one
+// direction, so a block that begins together with the one before it follows it at a distance of one step,
+// and finds the tiles in L2. In long groups every other set of blocks walks upwards (FusedSlice::set).
 //
 // A thread block stays on its multiprocessor and computes one block of 128 keys after another. A ticket
 // selects the next keys, and the block requests the next ticket while it still multiplies. It waits
@@ -29,6 +29,7 @@ struct FusedWork {
   int group;       // in the slice
   int block, key;  // block: -1 if there is no more work
   int begin, end;  // tiles of queries
+  int turn;        // walked upwards from here, then downwards from here; the end: all of them downwards
   int finish_end;  // tiles before this one get their last dq from this block
 };
 
@@ -109,7 +110,14 @@ struct FusedSlice {
   int wave;                      // groups whose blocks begin in turn
   int key_blocks, tiles, heads;  // of a group
   bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
+  int set;                       // every other set of so many blocks of a group walks upwards; 0: none does
 };
+
+// A set of blocks that walk downwards end one after the other, the last one first, and those of the next set begin so.
+// Blocks of the next set that walk upwards from their own keys then meet: each follows the one before it at a distance
+// of a few steps, and finds the tiles in L2. So that none waits for the one before it, a block leaves some of its first
+// tiles for the end: so many more steps than the block after it.
+constexpr int kLateSteps = 3;
 
 // More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
 template <class Shape>
@@ -129,20 +137,31 @@ __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const A
                 rows_end = seen_end(z, w.b, begin * Shape::kRows, key_end);
   w.begin = static_cast<int>(begin);
   w.end = static_cast<int>(max(begin, (rows_end + Shape::kRows - 1) / Shape::kRows));
+  w.turn = w.end;
+  if (f.set > 0 && w.block / f.set % 2 == 1) {
+    const int last = min((w.block / f.set + 1) * f.set, f.key_blocks) - 1;
+    w.turn = min(w.end, w.begin + (last - w.block) * kLateSteps / f.heads);
+  }
   w.finish_end =
       w.block == f.key_blocks - 1 ? INT_MAX : static_cast<int>((w.key + Shape::kKeys - z.shift) / Shape::kRows);
   return w;
 }
 
-// Tiles [begin, end) from the last one on: all heads of the group for a tile, or all tiles of a head.
+// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Where turn is the end, from the last
+// tile down. Otherwise from `turn` up to the last one, and then from the one before `turn` down.
 struct FusedWalk {
-  int begin, end, heads;
+  int begin, end, turn, heads;
   bool heads_outer;
-  int tile = end - 1, head = 0;
+  int tile = turn < end ? turn : end - 1, head = 0;
   __device__ __forceinline__ int steps() const { return (end - begin) * heads; }
   __device__ __forceinline__ void next() {
     if (!heads_outer) {
-      if (++head == heads) head = 0, --tile;
+      if (++head < heads) return;
+      head = 0;
+      if (tile < turn)
+        --tile;
+      else if (++tile == end)
+        tile = turn - 1;
     } else if (--tile < begin) {
       tile = end - 1, ++head;
     }
@@ -150,14 +169,19 @@ struct FusedWalk {
   // The reverse. REQUIRES: this is not the first step.
   __device__ __forceinline__ void back() {
     if (!heads_outer) {
-      if (--head < 0) head = heads - 1, ++tile;
+      if (--head >= 0) return;
+      head = heads - 1;
+      if (tile >= turn)
+        --tile;
+      else if (++tile == turn)
+        tile = end - 1;
     } else if (++tile == end) {
       tile = begin, --head;
     }
   }
 };
 __device__ __forceinline__ FusedWalk walk_of(const FusedWork& w, const FusedSlice& f) {
-  return {.begin = w.begin, .end = w.end, .heads = f.heads, .heads_outer = f.heads_outer};
+  return {.begin = w.begin, .end = w.end, .turn = w.turn, .heads = f.heads, .heads_outer = f.heads_outer};
 }
 
 // The columns of a stage pass between warps as those of attention_dkv.cu do.
