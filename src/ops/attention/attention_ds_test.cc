@@ -188,10 +188,12 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   Stream s(*testing::accelerator(), pool);
   const Sizes one{1, 65, 1, 1, 128}, documents{2, 450, 6, 2, 128, 0, 70}, window{2, 1000, 8, 4, 128, 600},
       kv_heads{1, 8192, 32, 16, 128}, heads{1, 8192, 32, 4, 128}, sequences{9, 4096, 32, 4, 128},
-      long_documents{1, 20000, 8, 2, 128, 0, 3000}, long_one{1, 40000, 2, 1, 128}, one_head{5, 1000, 30, 30, 128};
+      long_documents{1, 20000, 8, 2, 128, 0, 3000}, long_one{1, 40000, 2, 1, 128}, long_heads{1, 40000, 4, 1, 128},
+      one_head{5, 1000, 30, 30, 128};
   const Sizes one_64{1, 65, 1, 1, 64}, documents_64{2, 450, 6, 2, 64, 0, 70}, window_64{2, 1000, 8, 4, 64, 600},
       short_window_64{3, 333, 4, 2, 64, 150}, heads_64{1, 8192, 32, 4, 64}, sequences_64{9, 4096, 64, 8, 64},
-      long_documents_64{1, 20000, 8, 2, 64, 0, 3000}, long_one_64{1, 40000, 2, 1, 64};
+      long_documents_64{1, 20000, 8, 2, 64, 0, 3000}, long_one_64{1, 40000, 2, 1, 64},
+      long_heads_64{1, 20000, 8, 1, 64};
   const Sizes one_latent{1, 65, 1, 1, 192}, documents_latent{2, 450, 4, 2, 192, 0, 70},
       window_latent{1, 1000, 2, 2, 192, 300}, kv_heads_latent{2, 1100, 6, 3, 192}, heads_latent{1, 4096, 100, 100, 192},
       long_documents_latent{1, 20000, 4, 4, 192, 0, 3000}, long_one_latent{1, 40100, 2, 2, 192};
@@ -206,6 +208,7 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          sequences,
                          long_documents,
                          long_one,
+                         long_heads,
                          one_head,
                          one_64,
                          documents_64,
@@ -215,6 +218,7 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          sequences_64,
                          long_documents_64,
                          long_one_64,
+                         long_heads_64,
                          one_latent,
                          documents_latent,
                          window_latent,

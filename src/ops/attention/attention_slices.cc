@@ -137,6 +137,8 @@ FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_b
   FusedPlan plan;
   plan.groups_of_slice = even_slice(all, std::clamp<int64_t>(max_dq_bytes / group_bytes, 1, all));
   plan.wave = std::min(plan.groups_of_slice, fused_wave(z));
+  // Where later blocks have fewer tiles, and enough steps in each that the difference is long.
+  plan.alternates = z.window == 0 && !z.has_documents && !z.is_part && z.heads / z.kv_heads >= 4 && fused_wave(z) == 1;
   plan.dq_bytes = plan.groups_of_slice * group_bytes;
   plan.counter_bytes = div_up((plan.groups_of_slice * counters + 1) * 4, 256) * 256;
   return plan;

@@ -68,6 +68,7 @@ constexpr int64_t fused_tile_rows(int64_t width) { return width == 64 ? 128 : 64
 struct FusedPlan {
   int64_t groups_of_slice = 0;  // kv groups; the last slice may have fewer. 0: the sums of one group do not fit
   int64_t wave = 0;             // kv groups of a slice whose blocks begin one after another
+  bool alternates = false;      // sets of blocks walk the queries downwards and upwards in turn
   int64_t dq_bytes = 0;         // f32 sums of dq of a slice
   int64_t counter_bytes = 0;    // i32 counters of a slice: of each half of a query tile, and of blocks
   int64_t bytes() const { return dq_bytes + counter_bytes; }

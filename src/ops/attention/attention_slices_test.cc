@@ -97,6 +97,18 @@ TEST(AttentionSlices, WavesOfTheOneKernelFollowTheShape) {
   EXPECT_EQ(wave({8, 4096, 32, 4, 128, 128, 0, true}), 2);
 }
 
+TEST(AttentionSlices, BlocksOfLongCausalGroupsAlternate) {
+  const auto alternates = [](const DsSizes& z) { return fused_plan(z, 512 * kMiB, 1280 * kMiB).alternates; };
+  EXPECT_TRUE(alternates({1, 32768, 32, 4, 128, 128}));
+  EXPECT_TRUE(alternates({1, 131072, 32, 4, 128, 128}));
+  EXPECT_TRUE(alternates({1, 32768, 64, 8, 64, 64}));
+  EXPECT_FALSE(alternates({8, 4096, 32, 4, 128, 128}));
+  EXPECT_FALSE(alternates({1, 32768, 16, 16, 128, 128})) << "one head has few steps";
+  EXPECT_FALSE(alternates({1, 32768, 32, 4, 128, 128, 4096})) << "blocks have one length";
+  EXPECT_FALSE(alternates({1, 32768, 32, 4, 128, 128, 0, true}));
+  EXPECT_FALSE(alternates({1, 32768, 32, 4, 128, 128, 0, false, true}));
+}
+
 TEST(AttentionSlices, OneKernelHasWholeTiles) {
   // Tiles of heads of 64 have 128 rows, so 4097 rows have 33.
   const FusedPlan narrow = fused_plan({1, 4097, 8, 1, 64, 64}, 512 * kMiB, 1280 * kMiB);

@@ -88,12 +88,15 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
                .tiles = narrow<int>(div_ceil(z.rows, Shape::kRows)),
                .heads = z.heads / z.kv_heads,
                .heads_outer = z.window > 0};
+  // Not the blocks of this launch: dk and dv are summed in the order of the walk.
+  const int multiprocessors = gpu_limits(s).num_multiprocessors;
+  f.set = plan.alternates && f.key_blocks > multiprocessors ? multiprocessors : 0;
   f.tickets = reinterpret_cast<int*>(static_cast<unsigned char*>(scratch) + plan.dq_bytes);
   f.added = f.tickets + 1;
   for (f.first = 0; f.first < groups; f.first += f.groups) {
     f.groups = std::min(narrow<int>(plan.groups_of_slice), groups - f.first);
     f.wave = std::min(narrow<int>(plan.wave), f.groups);
-    const int blocks = limited_blocks(s, std::min(f.groups * f.key_blocks, gpu_limits(s).num_multiprocessors));
+    const int blocks = limited_blocks(s, std::min(f.groups * f.key_blocks, multiprocessors));
     MOEBIUS_CUDA(cudaMemsetAsync(f.tickets, 0, plan.counter_bytes, stream));
     fused_kernel<Shape><<<blocks, kSm90Threads, kBytes, stream>>>(maps, out, sums, f, z);
     check_launch("attention_bwd");

@@ -8,9 +8,9 @@
 //
 // The copy engine adds dq to f32 sums in memory. For each half of a tile a counter says how many blocks
 // of keys were added, and a block waits until all earlier ones were. The last of them adds to what it
-// reads, and writes dq itself. The blocks of a kv group walk the same tiles in one direction, so a block
-// that begins together with the one before it follows it at a distance of one step, and finds the tiles
-// in L2.
+// reads, and writes dq itself. The blocks of a kv group that run together walk the same tiles in one
+// direction, so a block that begins together with the one before it follows it at a distance of one step,
+// and finds the tiles in L2. In long groups every other set of blocks walks upwards (FusedSlice::set).
 //
 // A thread block stays on its multiprocessor and computes one block of 128 keys after another. A ticket
 // selects the next keys, and the block requests the next ticket while it still multiplies. It waits
@@ -19,18 +19,11 @@
 #pragma once
 
 #include "ops/attention/sm90/attention_bwd.h"
+#include "ops/attention/sm90/attention_fused_walk.h"
 
 namespace moebius::cuda {
 
 constexpr int kFusedConsumers = 2 * kGroupThreads;
-
-struct FusedWork {
-  int b, kv_head;
-  int group;       // in the slice
-  int block, key;  // block: -1 if there is no more work
-  int begin, end;  // tiles of queries
-  int finish_end;  // tiles before this one get their last dq from this block
-};
 
 // The place of a part of dq within a tile. A part is 64 rows x 32 columns: a thread has four float4 of its
 // accumulators, one for each 8 columns.
@@ -38,20 +31,21 @@ struct DqPart {
   int row, column;
 };
 
-// The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time.
+// The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time. A warpgroup has the first 16
+// kHeld columns of its keys in registers, as many as are free: the scores then read less shared memory.
 template <int kWidth_>
 struct FusedTile;
 
 template <>
 struct FusedTile<64> {
-  static constexpr int kWidth = 64, kValues = 64, kStages = 2, kDqStages = 1, kPieces = 1;
+  static constexpr int kWidth = 64, kValues = 64, kStages = 2, kDqStages = 1, kPieces = 1, kHeld = 0;
   __host__ __device__ static constexpr int piece_columns(int) { return 64; }
   __host__ __device__ static constexpr DqPart part(int half, int part) { return {64 * half, 32 * part}; }
 };
 
 template <>
 struct FusedTile<128> {
-  static constexpr int kWidth = 128, kValues = 128, kStages = 2, kDqStages = 2, kPieces = 1;
+  static constexpr int kWidth = 128, kValues = 128, kStages = 2, kDqStages = 2, kPieces = 1, kHeld = 4;
   __host__ __device__ static constexpr int piece_columns(int) { return 64; }
   __host__ __device__ static constexpr DqPart part(int half, int part) { return {0, 64 * half + 32 * part}; }
 };
@@ -98,66 +92,6 @@ struct FusedShape : FusedTile<kWidth_> {
   };
   static_assert(sizeof(Shared) <= 227 * 1024);
 };
-
-// The blocks of a slice share these. A kv group is a kv head of a sequence with its query heads.
-struct FusedSlice {
-  float* dq;                     // f32 sums, [groups, heads of a group, tiles, 2, half a tile]
-  int* added;                    // [groups, heads of a group, tiles, 2]: blocks of keys that were added
-  int* tickets;                  // blocks that have begun
-  int first, groups;             // group b kv_heads + g is kv head g of sequence b
-  int wave;                      // groups whose blocks begin in turn
-  int key_blocks, tiles, heads;  // of a group
-  bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
-};
-
-// More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
-template <class Shape>
-__device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const AttentionSizes& z, int ticket) {
-  const int blocks = f.wave * f.key_blocks, wave = ticket / blocks, at = ticket % blocks,
-            groups = min(f.wave, f.groups - wave * f.wave);
-  FusedWork w{.block = -1};
-  if (groups <= 0 || at / groups >= f.key_blocks) return w;  // the last wave may have fewer groups
-  w.group = wave * f.wave + at % groups;
-  w.block = at / groups;
-  w.key = w.block * Shape::kKeys;
-  w.b = (f.first + w.group) / z.kv_heads;
-  w.kv_head = (f.first + w.group) % z.kv_heads;
-  // The first tile with a query that attends to a key, if no document or window hides it.
-  const int64_t begin = (w.key > z.shift ? w.key - z.shift : 0) / Shape::kRows,
-                key_end = min(int64_t{w.key} + Shape::kKeys, z.kv_rows),
-                rows_end = seen_end(z, w.b, begin * Shape::kRows, key_end);
-  w.begin = static_cast<int>(begin);
-  w.end = static_cast<int>(max(begin, (rows_end + Shape::kRows - 1) / Shape::kRows));
-  w.finish_end =
-      w.block == f.key_blocks - 1 ? INT_MAX : static_cast<int>((w.key + Shape::kKeys - z.shift) / Shape::kRows);
-  return w;
-}
-
-// Tiles [begin, end) from the last one on: all heads of the group for a tile, or all tiles of a head.
-struct FusedWalk {
-  int begin, end, heads;
-  bool heads_outer;
-  int tile = end - 1, head = 0;
-  __device__ __forceinline__ int steps() const { return (end - begin) * heads; }
-  __device__ __forceinline__ void next() {
-    if (!heads_outer) {
-      if (++head == heads) head = 0, --tile;
-    } else if (--tile < begin) {
-      tile = end - 1, ++head;
-    }
-  }
-  // The reverse. REQUIRES: this is not the first step.
-  __device__ __forceinline__ void back() {
-    if (!heads_outer) {
-      if (--head < 0) head = heads - 1, ++tile;
-    } else if (++tile == end) {
-      tile = begin, --head;
-    }
-  }
-};
-__device__ __forceinline__ FusedWalk walk_of(const FusedWork& w, const FusedSlice& f) {
-  return {.begin = w.begin, .end = w.end, .heads = f.heads, .heads_outer = f.heads_outer};
-}
 
 // The columns of a stage pass between warps as those of attention_dkv.cu do.
 template <class Shape>
@@ -248,16 +182,20 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
     mbarrier_arrive(smem_addr(&shared.work_empty[works.stage]));
     if (w.block < 0) return;
     FusedWalk walk = walk_of(w, f);
-    const int first_head = w.group * walk.heads, steps = walk.steps();
-    int before = 0;
-    for (int step = 0; step < steps; ++step, walk.next()) {
+    const int first_head = w.group * walk.heads;
+    int before = 0, at = 0;  // of a step: the number of blocks of keys before this one, and the place of their counter
+    const auto enter = [&] {
       if (walk.head == 0 || walk.heads_outer)
         before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
-      const int at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
+      at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
+    };
+    int steps = walk.steps();
+    bool is_turn = false;
+    if (steps > 0) enter();
+    while (steps > 0) {
       const bool finishes = walk.tile < w.finish_end;
-      int* const added = f.added + at;
-      if (before > 0) {
-        while (load_acquire(added) < before) {
+      if (before > 0 && !is_turn) {
+        while (load_acquire(f.added + at) < before) {
         }
       }
       float* to = f.dq + int64_t{at} * Shape::kHalfFloats;
@@ -290,10 +228,19 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
         mbarrier_arrive(smem_addr(&shared.dq_empty[half][ring.stage]));
         to += floats;
       }
+      int* const added = f.added + at;
+      const int now = before + 1;
+      walk.next();
+      is_turn = false;
+      if (--steps > 0) {
+        enter();
+        // While the copy engine still adds, this asks whether the turn for the next step has come.
+        if (!finishes) is_turn = before <= 0 || load_acquire(f.added + at) >= before;
+      }
       if (finishes) continue;
       tma_wait<0>();
       fence_proxy_async_global();
-      store_release(added, before + 1);
+      store_release(added, now);
     }
   }
 }
@@ -439,15 +386,26 @@ __device__ __forceinline__ constexpr int bytes_across(int step) {
 }
 
 // sums [64, .] = x rows [x_row, x_row + 64) times y rows from y_row, over the width.
-template <class X, class Y, int kWidth, int kNum>
-__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row) {
+// held: the first 16 kHeld columns of x.
+template <class X, class Y, int kWidth, int kHeld, int kNum, int kWords>
+__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row,
+                                             const uint32_t (&held)[kWords]) {
   const Operand<Major::k> left(x + x_row * 128), right(y + y_row * 128);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < kWidth / 16; ++step)
-    Wgmma<Major::k, Major::k>::multiply(sums, left.at(bytes_across<X>(step)), right.at(bytes_across<Y>(step)),
-                                        step > 0);
+  for (int step = 0; step < kWidth / 16; ++step) {
+    if (step < kHeld)
+      wgmma_registers<Major::k>(sums, held + 4 * step, right.at(bytes_across<Y>(step)), step > 0);
+    else
+      Wgmma<Major::k, Major::k>::multiply(sums, left.at(bytes_across<X>(step)), right.at(bytes_across<Y>(step)),
+                                          step > 0);
+  }
   wgmma_commit();
+}
+template <class X, class Y, int kWidth, int kNum>
+__device__ __forceinline__ void start_across(float (&sums)[kNum], uint32_t x, int x_row, uint32_t y, int y_row) {
+  const uint32_t none[1] = {};
+  start_across<X, Y, kWidth, 0>(sums, x, x_row, y, y_row, none);
 }
 
 // dq [64 queries, .] = ds of all keys of the block, [keys, queries] from `ds`, times columns of the keys from `k`.

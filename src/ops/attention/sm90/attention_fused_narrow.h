@@ -10,7 +10,7 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
                                 const AttentionSizes& z) {
   using Keys = typename Shape::Keys;
   using Queries = typename Shape::Queries;
-  constexpr int kWidth = Shape::kWidth, kRows = Shape::kRows, kTiles = kRows / 64;
+  constexpr int kWidth = Shape::kWidth, kRows = Shape::kRows, kTiles = kRows / 64, kHeld = Shape::kHeld;
   // Scores and dp of 128 queries leave no registers for packed probabilities.
   constexpr bool kPacksLate = kRows == 128;
   // The same in all lanes, which the compiler cannot know.
@@ -21,8 +21,10 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
   };
   const float scale2 = z.scale * kLog2E;
   float s[kRows / 2], dp[kRows / 2];
+  uint32_t key_words[std::max(1, 4 * kHeld)];
   const auto start_scores = [&](int stage) {
-    start_across<Keys, Queries, kWidth>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[stage]), 0);
+    start_across<Keys, Queries, kWidth, kHeld>(s, smem_addr(shared.k), group_row, smem_addr(shared.q[stage]), 0,
+                                               key_words);
   };
   const auto start_dp = [&](int stage) {
     start_across<Keys, Queries, kWidth>(dp, smem_addr(shared.v), group_row, smem_addr(shared.dout[stage]), 0);
@@ -60,6 +62,10 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
       mbarrier_wait(smem_addr(&shared.values_full), keys_ring.parity);
       mbarrier_wait(smem_addr(&shared.keys_full), keys_ring.parity);
       keys_ring.advance();
+      if constexpr (kHeld > 0) {
+        load_words<Keys, kHeld>(key_words, smem_addr(shared.k), group_row);
+        hold_words(key_words);
+      }
       mbarrier_wait(smem_addr(&shared.full[count & 1]), count >> 1 & 1);
       take_turn();
       start_scores(count & 1);
@@ -98,11 +104,10 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
         release(shared.ds_full[place]);
         if (has_dq) mbarrier_wait(smem_addr(&shared.ds_full[place ^ 1]), (count - 1) >> 1 & 1);
         float dq[kDq];
-        start_half(dq, place ^ 1);  // of the last step; of the first one never read
-        ++count;
-        FusedWalk last = walk;
-        last.back();
-        if (--steps == 0) {
+        // The last step has its own code: otherwise ptxas does not see which products have ended where the scores of
+        // the next step begin before dq has ended, and lets all products wait for each other.
+        if (steps == 1) {
+          start_half(dq, place ^ 1);
           wgmma_wait<0>();
           hold_registers(dq);
           hold_registers(dk);
@@ -110,24 +115,32 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
           __syncwarp();
           release(shared.empty[place]);
           release(shared.values_empty);
+          ++count;
           if (has_dq) {
             release(shared.ds_empty[place ^ 1]);
+            FusedWalk last = walk;
+            last.back();
             give(count - 2, dq, last);
           }
           break;
         }
+        start_half(dq, place ^ 1);  // of the last step; of the first one never read
+        --steps;
+        ++count;
+        FusedWalk last = walk;
+        last.back();
         const bool finishes = last.tile < finish_end;
         mbarrier_wait(smem_addr(&shared.full[count & 1]), count >> 1 & 1);
-        if (has_dq && !finishes) to_add.wait_for_place(count - 2);
-        wgmma_wait<0>();
-        hold_registers(dq);
-        hold_registers(dk);
-        hold_registers(dv);
+        wgmma_wait<1>();  // dk and dv; the scores follow dq without a gap
         hold_words(p_words);
         hold_words(ds_words);
         start_scores(count & 1);
         __syncwarp();
         release(shared.empty[place]);
+        wgmma_wait<1>();
+        hold_registers(dq);
+        __syncwarp();
+        if (has_dq && !finishes) to_add.wait_for_place(count - 2);
         if (has_dq) {
           release(shared.ds_empty[place ^ 1]);
           if (finishes)

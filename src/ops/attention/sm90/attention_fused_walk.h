@@ -1,0 +1,101 @@
+// The order of work of the kernel that computes dq, dk and dv: which keys a block takes, and which tiles
+// of queries it walks for them. attention_fused_bwd.h describes the kernel.
+#pragma once
+
+#include "ops/attention/sm90/attention_bwd.h"
+
+namespace moebius::cuda {
+
+struct FusedWork {
+  int b, kv_head;
+  int group;       // in the slice
+  int block, key;  // block: -1 if there is no more work
+  int begin, end;  // tiles of queries
+  int turn;        // walked upwards from here, then downwards from here; the end: all of them downwards
+  int finish_end;  // tiles before this one get their last dq from this block
+};
+
+// The blocks of a slice share these. A kv group is a kv head of a sequence with its query heads.
+struct FusedSlice {
+  float* dq;                     // f32 sums, [groups, heads of a group, tiles, 2, half a tile]
+  int* added;                    // [groups, heads of a group, tiles, 2]: blocks of keys that were added
+  int* tickets;                  // blocks that have begun
+  int first, groups;             // group b kv_heads + g is kv head g of sequence b
+  int wave;                      // groups whose blocks begin in turn
+  int key_blocks, tiles, heads;  // of a group
+  bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
+  int set;                       // every other set of so many blocks of a group walks upwards; 0: none does
+};
+
+// A set of blocks that walk downwards end one after the other, the last one first, and those of the next set begin so.
+// Blocks of the next set that walk upwards from their own keys then meet: each follows the one before it at a distance
+// of a few steps, and finds the tiles in L2. So that none waits for the one before it, a block leaves some of its first
+// tiles for the end: so many more steps than the block after it.
+constexpr int kLateSteps = 3;
+
+// More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
+template <class Shape>
+__device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const AttentionSizes& z, int ticket) {
+  const int blocks = f.wave * f.key_blocks, wave = ticket / blocks, at = ticket % blocks,
+            groups = min(f.wave, f.groups - wave * f.wave);
+  FusedWork w{.block = -1};
+  if (groups <= 0 || at / groups >= f.key_blocks) return w;  // the last wave may have fewer groups
+  w.group = wave * f.wave + at % groups;
+  w.block = at / groups;
+  w.key = w.block * Shape::kKeys;
+  w.b = (f.first + w.group) / z.kv_heads;
+  w.kv_head = (f.first + w.group) % z.kv_heads;
+  // The first tile with a query that attends to a key, if no document or window hides it.
+  const int64_t begin = (w.key > z.shift ? w.key - z.shift : 0) / Shape::kRows,
+                key_end = min(int64_t{w.key} + Shape::kKeys, z.kv_rows),
+                rows_end = seen_end(z, w.b, begin * Shape::kRows, key_end);
+  w.begin = static_cast<int>(begin);
+  w.end = static_cast<int>(max(begin, (rows_end + Shape::kRows - 1) / Shape::kRows));
+  w.turn = w.end;
+  if (f.set > 0 && w.block / f.set % 2 == 1) {
+    const int last = min((w.block / f.set + 1) * f.set, f.key_blocks) - 1;
+    w.turn = min(w.end, w.begin + (last - w.block) * kLateSteps / f.heads);
+  }
+  w.finish_end =
+      w.block == f.key_blocks - 1 ? INT_MAX : static_cast<int>((w.key + Shape::kKeys - z.shift) / Shape::kRows);
+  return w;
+}
+
+// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Where turn is the end, from the last
+// tile down. Otherwise from `turn` up to the last one, and then from the one before `turn` down.
+struct FusedWalk {
+  int begin, end, turn, heads;
+  bool heads_outer;
+  int tile = turn < end ? turn : end - 1, head = 0;
+  __device__ __forceinline__ int steps() const { return (end - begin) * heads; }
+  __device__ __forceinline__ void next() {
+    if (!heads_outer) {
+      if (++head < heads) return;
+      head = 0;
+      if (tile < turn)
+        --tile;
+      else if (++tile == end)
+        tile = turn - 1;
+    } else if (--tile < begin) {
+      tile = end - 1, ++head;
+    }
+  }
+  // The reverse. REQUIRES: this is not the first step.
+  __device__ __forceinline__ void back() {
+    if (!heads_outer) {
+      if (--head >= 0) return;
+      head = heads - 1;
+      if (tile >= turn)
+        --tile;
+      else if (++tile == turn)
+        tile = end - 1;
+    } else if (++tile == end) {
+      tile = begin, --head;
+    }
+  }
+};
+__device__ __forceinline__ FusedWalk walk_of(const FusedWork& w, const FusedSlice& f) {
+  return {.begin = w.begin, .end = w.end, .turn = w.turn, .heads = f.heads, .heads_outer = f.heads_outer};
+}
+
+}  // namespace moebius::cuda
