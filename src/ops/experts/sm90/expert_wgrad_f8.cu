@@ -18,6 +18,8 @@
 // Each role iterates over the tiles independently. The last K step of a tile multiplies only as many columns as have
 // rows, in multiples of 32. A chain of wgmma for each number of them needs no more registers; a loop of its own for the
 // last step spilled 900 bytes of them.
+#include <cstdlib>
+
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"
@@ -309,7 +311,10 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
 
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) {
   with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(a.left_MR, [&]<class Scales>(std::type_identity<Scales>) {
-    launch<Wgrad<kSm90WgradF8, Scales, kChainsInTurns>>(s, a, who);
+    if (std::getenv("WGRAD_TURNS"))  // only to time both
+      launch<Wgrad<kSm90WgradF8, Scales, !kChainsInTurns>>(s, a, who);
+    else
+      launch<Wgrad<kSm90WgradF8, Scales, kChainsInTurns>>(s, a, who);
   });
 }
 
