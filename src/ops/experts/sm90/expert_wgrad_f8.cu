@@ -26,6 +26,7 @@
 #include "ops/experts/sm90/expert_wgrad_f8_scales.h"
 #include "ops/experts/sm90/expert_wgrad_f8_schedule.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
+#include "ops/grouped_gemm/sm90/slots.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
 
 namespace moebius::cuda::sm90 {
@@ -186,7 +187,7 @@ __device__ __forceinline__ TensorTileScales<MultiplyA> scales_of(const ScaledPar
 template <class Op>
 __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring, const PlaceMemory& places,
                         const ScaleMemory<Op::kConfig>& scales) {
-  const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+  const uint32_t group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
   SlotCursor<Op::kConfig> at;
   WgradWalk<Op::kConfig> walk(p, places);
   ResultWriter<Op::kConfig> results{p.dw, {ring}, warp};
