@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "bench/check.h"
 #include "bench/timing.h"
@@ -81,37 +82,55 @@ std::vector<double> da_of_row(Stream& s, const Experts& c, int64_t r) {
   return da_F;
 }
 
+// How results are checked: `samples` rows, and as many columns of each where a result is an element.
+struct ResultCheck {
+  double tolerance = kBf16Tolerance;  // of the relative error
+  int64_t samples = 4;
+};
+
+// The check of products whose operands were quantised, against the numbers before. left: the elements of the left
+// operand; those of the right one are E4M3. An element of E4M3 errs by at most 2^-4 of itself, and of E5M2 by 2^-3: by
+// 0.41 of that in root mean square. So a product of two errs by 0.036, or by 0.057 with E5M2, and so does a sum of such
+// products. The bound is twice that; 64 errors in a sample do not exceed it by chance.
+ResultCheck check_of_quantised(DType left) {
+  const double of_left = left == DType::f8_e5m2 ? 0x1p-3 : 0x1p-4;
+  return {.tolerance = 2 * 0.41 * std::hypot(of_left, 0x1p-4), .samples = 8};
+}
+
 // Checks all outputs of d_expert_down in a few rows, from the rounded h.
-void check_d_down(Stream& s, BenchLine& line, const Experts& c, double tolerance) {
+void check_d_down(Stream& s, BenchLine& line, const Experts& c, const ResultCheck& check) {
   const int64_t F = c.shape.F;
   BenchSample dh, sa, dweight;
-  for (const int64_t r : sampled(c.shape.R())) {
+  for (const int64_t r : sampled(c.shape.R(), check.samples)) {
     const std::vector<double> da_F = da_of_row(s, c, r);
     const HostRows h(s, c.h_R2F, r, 1), got_dh(s, c.dh_R2F, r, 1), got_sa(s, c.sa_RF, r, 1);
     const double weight = HostRows(s, c.weight_R.view({c.shape.R(), 1}), r, 1).at(r, 0);
     double sum = c.b2_eD.empty() ? 0
                                  : dot(HostRows(s, c.b2_eD, c.expert_of(r), 1), c.expert_of(r),
                                        HostRows(s, c.dout_TD, c.token_of(r), 1), c.token_of(r));
+    double squares = 0;
     for (int64_t f = 0; f < F; ++f) {
       const GatedAt at(c.shape.activation, h.at(r, f), h.at(r, F + f));
       dh.add(got_dh.at(r, f), weight * da_F[f] * at.by_gate);
       dh.add(got_dh.at(r, F + f), weight * da_F[f] * at.by_up);
       sa.add(got_sa.at(r, f), weight * at.a);
       sum += da_F[f] * at.a;
+      squares += da_F[f] * at.a * da_F[f] * at.a;
     }
-    dweight.add(HostRows(s, c.dweight_R.view({c.shape.R(), 1}), r, 1).at(r, 0), sum);
+    dweight.add(HostRows(s, c.dweight_R.view({c.shape.R(), 1}), r, 1).at(r, 0), sum, std::sqrt(squares));
   }
-  check_sample(line, "dh", dh, tolerance);
-  check_sample(line, "sa", sa, tolerance);
-  check_sample(line, "dweight", dweight, tolerance);
+  check_sample(line, "dh", dh, check.tolerance);
+  check_sample(line, "sa", sa, check.tolerance);
+  check_sample(line, "dweight", dweight, check.tolerance);
 }
 
-double d_up_element(Stream& s, const Experts& c, int64_t r, int64_t i) {
+// Returns w1^T dh of row r.
+std::vector<double> dx_of_row(Stream& s, const Experts& c, int64_t r) {
   const int64_t F2 = 2 * c.shape.F, first = c.expert_of(r) * F2;
   const HostRows w1_2FD(s, c.w1_e2FD, first, F2), dh(s, c.dh_R2F, r, 1);
-  double sum = 0;
-  for (int64_t j = 0; j < F2; ++j) sum += dh.at(r, j) * w1_2FD.at(first + j, i);
-  return sum;
+  std::vector<double> dx_D(c.shape.D);
+  for (int64_t j = 0; j < F2; ++j) w1_2FD.add_to(dx_D, dh.at(r, j), first + j);
+  return dx_D;
 }
 
 // Quantises operands as a recipe does, into memory of the bench. With recipe none they are the tensors themselves.
@@ -156,11 +175,6 @@ class BenchOperands {
   Rows rows_;
 };
 
-// The bound on the relative error of results of quantised operands, against those of the numbers before. An element of
-// E4M3 errs by at most 2^-4, and of E5M2 by 2^-3: by 0.41 of that in root mean square, so results by about 0.06. The
-// bound is more than twice that, since samples are few.
-constexpr double kQuantisedTolerance = 0.15;
-
 template <class Op>
 int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op op, void (*run)(Stream&, const Op&)) {
   op.scratch = tensors.bytes(Op::scratch_bytes(op, device.stream()));
@@ -170,13 +184,13 @@ int64_t time_op(BenchDevice& device, BenchTensors& tensors, BenchLine& line, Op 
 
 // Compares a few elements of the output with plain loops.
 void check_elements(Stream& s, BenchLine& line, const char* result, const Tensor& out_RN,
-                    const std::function<double(int64_t, int64_t)>& expected, double tolerance = kBf16Tolerance) {
+                    const std::function<double(int64_t, int64_t)>& expected, const ResultCheck& check = {}) {
   BenchSample sample;
-  for (const int64_t r : sampled(out_RN.dim(0))) {
+  for (const int64_t r : sampled(out_RN.dim(0), check.samples)) {
     const HostRows row(s, out_RN, r, 1);
-    for (const int64_t n : sampled(out_RN.dim(1))) sample.add(row.at(r, n), expected(r, n));
+    for (const int64_t n : sampled(out_RN.dim(1), check.samples)) sample.add(row.at(r, n), expected(r, n));
   }
-  check_sample(line, result, sample, tolerance);
+  check_sample(line, result, sample, check.tolerance);
 }
 
 // Returns the expert with the fewest rows.
@@ -196,22 +210,23 @@ HostRows wgrad_side(Stream& s, const Experts& c, const Tensor& side, bool gather
 }
 
 // Checks a few elements of one expert. Weight gradients accumulate over all calls.
-void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls, double tolerance) {
+void check_wgrad(Stream& s, BenchLine& line, const Experts& c, const ExpertWgrad& a, int64_t calls,
+                 const ResultCheck& check) {
   const int64_t e = smallest_expert(c), M = a.dw_eMN.dim(1);
   const int64_t begin = c.index.offsets_E1[e], end = c.index.offsets_E1[e + 1];
   const HostRows left = wgrad_side(s, c, a.left_RM.data, a.gather_left, begin, end);
   const HostRows right = wgrad_side(s, c, a.right_RN.data, a.gather_right, begin, end);
   BenchSample sample;
-  for (const int64_t m : sampled(M)) {
+  for (const int64_t m : sampled(M, check.samples)) {
     const HostRows row(s, a.dw_eMN, e * M + m, 1);
-    for (const int64_t n : sampled(row.columns())) {
+    for (const int64_t n : sampled(row.columns(), check.samples)) {
       double sum = 0;
       for (int64_t r = begin; r < end; ++r)
         sum += left.at(a.gather_left ? c.token_of(r) : r, m) * right.at(a.gather_right ? c.token_of(r) : r, n);
       sample.add(row.at(e * M + m, n), sum * static_cast<double>(calls));
     }
   }
-  check_sample(line, "dw", sample, tolerance);
+  check_sample(line, "dw", sample, check.tolerance);
 }
 
 // Returns the grouped product of an op, and the config that a GPU's kernel has for it. Empty on the CPU.
@@ -244,8 +259,7 @@ class ExpertOps {
     time_op(device_, tensors_, line, op, expert_up);
     line.kernel = text_of_kernel(s(), op);
     check_elements(
-        s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); },
-        tolerance(kBf16Tolerance));
+        s(), line, "h", c_.h_R2F, [&](int64_t r, int64_t j) { return up_element(s(), c_, r, j); }, check_of(op.x_TD));
     check_elements(s(), line, "a", c_.a_RF, [&](int64_t r, int64_t f) { return a_element(s(), c_, r, f); });
     return line;
   }
@@ -259,8 +273,7 @@ class ExpertOps {
     time_op(device_, tensors_, line, op, expert_down);
     line.kernel = text_of_kernel(s(), op);
     check_elements(
-        s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); },
-        tolerance(kBf16Tolerance));
+        s(), line, "y", c_.y_RD, [&](int64_t r, int64_t i) { return down_element(s(), c_, r, i); }, check_of(op.a_RF));
     return line;
   }
   BenchLine d_down() {
@@ -277,7 +290,7 @@ class ExpertOps {
                          .activation = c_.shape.activation};
     time_op(device_, tensors_, line, op, d_expert_down);
     line.kernel = text_of_kernel(s(), op);
-    check_d_down(s(), line, c_, tolerance(kBf16Tolerance));
+    check_d_down(s(), line, c_, check_of(op.dout_TD));
     return line;
   }
   BenchLine d_up() {
@@ -289,8 +302,12 @@ class ExpertOps {
     time_op(device_, tensors_, line, op, d_expert_up);
     line.kernel = text_of_kernel(s(), op);
     check_elements(
-        s(), line, "dx", c_.dx_RD, [&](int64_t r, int64_t i) { return d_up_element(s(), c_, r, i); },
-        tolerance(kBf16Tolerance));
+        s(), line, "dx", c_.dx_RD,
+        [&, row = int64_t{-1}, dx_D = std::vector<double>()](int64_t r, int64_t i) mutable {
+          if (std::exchange(row, r) != r) dx_D = dx_of_row(s(), c_, r);
+          return dx_D[static_cast<size_t>(i)];
+        },
+        check_of(op.dh_R2F));
     return line;
   }
   BenchLine wgrad_w2() { return wgrad("expert_wgrad_w2", wgrad_w2_op(true)); }
@@ -301,7 +318,10 @@ class ExpertOps {
 
  private:
   Stream& s() { return device_.stream(); }
-  double tolerance(double of_plain) const { return operands_.are_plain() ? of_plain : kQuantisedTolerance; }
+  // left: the operand of the product that is a result, or that it is computed from.
+  ResultCheck check_of(const Operand& left, double of_plain = kBf16Tolerance) const {
+    return operands_.are_plain() ? ResultCheck{of_plain} : check_of_quantised(left.data.dtype);
+  }
   ExpertWgrad wgrad_w2_op(bool accumulate) const {
     return {.dw_eMN = c_.dw2_eDF,
             .left_RM = c_.dout_TD,
@@ -329,7 +349,7 @@ class ExpertOps {
     const int64_t calls = time_op(device_, tensors_, line, timed, expert_wgrad);
     line.cost.flops = cost(op).flops;  // without padding
     line.kernel = text_of_kernel(s(), timed);
-    check_wgrad(s(), line, c_, op, op.accumulate ? calls : 1, tolerance(kF32SumTolerance));
+    check_wgrad(s(), line, c_, op, op.accumulate ? calls : 1, check_of(timed.left_RM, kF32SumTolerance));
     return line;
   }
 

@@ -13,15 +13,20 @@
 //   consume  two warpgroups: the product, and its way to dw (expert_wgrad_f8_results.h)
 //
 //   places   one warp: the tiles of the cluster (expert_wgrad_f8_schedule.h)
+//   scales   one warp, with scales of blocks: those of each slot (expert_wgrad_f8_scales.h)
 //
 // Each role iterates over the tiles independently. The last K step of a tile multiplies only as many columns as have
 // rows, in multiples of 32. A chain of wgmma for each number of them needs no more registers; a loop of its own for the
 // last step spilled 900 bytes of them.
+#include <cstdlib>
+
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"
+#include "ops/experts/sm90/expert_wgrad_f8_scales.h"
 #include "ops/experts/sm90/expert_wgrad_f8_schedule.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
+#include "ops/grouped_gemm/sm90/slots.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
 
 namespace moebius::cuda::sm90 {
@@ -137,52 +142,102 @@ __device__ void load(const WgradParams& p, const SlotRing<kConfig>& ring, const 
   }
 }
 
-// The scales of a tile for a thread of consumer warp `warp`.
-__device__ __forceinline__ BlockTileScales scales_of(const ScaledParams<BlockScales>& p, const WgradTile& tile,
-                                                     uint32_t warp) {
-  const int32_t row = tile.m * kSm90WgradF8.tile_m + static_cast<int32_t>(warp * 16 + threadIdx.x % 32 / 4);
-  BlockTileScales scales;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int64_t of_row = min(row + 8 * i, p.num_rows - 1), of_block = min(2 * tile.n + i, p.scales.blocks_n - 1);
-    scales.row[i] = p.scales.a + of_row * p.blocks_k + tile.k.first;
-    scales.column[i] = p.scales.b + of_block * p.blocks_k + tile.k.first;
+// The scales of slots are copied by a warp of their own, or there is one for the whole tile.
+template <class Scales>
+constexpr bool kCopiesScales = std::is_same_v<Scales, BlockScales>;
+
+// By a warp, for each slot that load() fills.
+template <GroupedGemmConfig kConfig>
+__device__ void load_scales(const ScaledParams<BlockScales>& p, const SlotRing<kConfig>& ring,
+                            const PlaceMemory& places, const ScaleMemory<kConfig>& memory) {
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  SlotCursor<kConfig> at;
+  WgradWalk<kConfig> walk(p, places);
+  ScaleCopies<kConfig> copies{memory};
+  for (WgradTile tile; walk.next(tile);) {
+    for (int32_t i = 0; i < static_cast<int32_t>(copies.kRows); ++i) {
+      const int64_t row = min(tile.m * kConfig.tile_m + lane + 32 * i, p.num_rows - 1);
+      copies.of_row[i] = p.scales.a + row * p.blocks_k + tile.k.first;
+    }
+    const int64_t column = min(2 * tile.n + lane % 2, p.scales.blocks_n - 1);
+    copies.of_column = p.scales.b + column * p.blocks_k + tile.k.first;
+    for (int32_t i = 0; i < tile.k.num; ++i, at.advance()) {
+      ring.wait_empty(at);
+      copies.to_slot(at.stage, ring.full(at.stage), i);
+    }
+    for (int32_t i = 0; i < ResultMemory<kConfig>::kSlots; ++i, at.advance()) {
+      ring.wait_empty(at);
+      mbarrier_arrive(ring.full(at.stage));
+    }
   }
-  return scales;
 }
-template <class MultiplyA>
+
+// The scales of a tile for a thread of consumer warp `warp`.
+template <GroupedGemmConfig kConfig>
+__device__ __forceinline__ LandedScales<kConfig> scales_of(const ScaledParams<BlockScales>&,
+                                                           const ScaleMemory<kConfig>& memory, uint32_t warp) {
+  return {memory, warp * 16 + threadIdx.x % 32 / 4};
+}
+template <GroupedGemmConfig kConfig, class MultiplyA>
 __device__ __forceinline__ TensorTileScales<MultiplyA> scales_of(const ScaledParams<TensorScales<MultiplyA>>& p,
-                                                                 const WgradTile&, uint32_t) {
-  return {__ldg(p.scales.a) * __ldg(p.scales.b)};
+                                                                 const ScaleMemory<kConfig>&, uint32_t) {
+  return {ScaleFactors(__ldg(p.scales.a), __ldg(p.scales.b))};
 }
 
 template <class Op>
-__device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring, const PlaceMemory& places) {
-  const uint32_t group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
+__device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig>& ring, const PlaceMemory& places,
+                        const ScaleMemory<Op::kConfig>& scales) {
+  const uint32_t group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
   SlotCursor<Op::kConfig> at;
   WgradWalk<Op::kConfig> walk(p, places);
   ResultWriter<Op::kConfig> results{p.dw, {ring}, warp};
-  for (WgradTile tile; walk.next(tile);) {
-    __syncwarp();  // threads may leave the wait for a place apart
+  if constexpr (Op::kInTurns) ChainTurns::init(group);
+  WgradTile tile, next;
+  bool more = walk.next(tile);
+  while (more) {
+    // While the first slot of a tile is multiplied, the next tile is found.
+    bool found = false;
+    const auto meanwhile = [&] {
+      results.release();
+      if (found) return;
+      more = walk.next(next);
+      found = true;
+      __syncwarp();  // threads may leave the wait for a place apart
+    };
+    __syncwarp();
     float sum[128];
     if (tile.k.num > 0) {
-      scaled_product</*kCutsLast=*/true>(
-          sum, ring, at, group, tile.k.num, scales_of(p, tile, warp), [&] { results.release(); }, tile.k.last_steps);
+      scaled_product</*kCutsLast=*/true, Op::kInTurns>(sum, ring, at, group, tile.k.num, scales_of(p, scales, warp),
+                                                       meanwhile, tile.k.last_steps);
     } else {
-      results.release();
+      meanwhile();
 #pragma unroll
       for (int i = 0; i < 128; ++i) sum[i] = 0;
     }
     results.write(tile, sum, at);
+    tile = next;
   }
   if (lane == 0) tma_wait<0>();
 }
 
+// The warpgroups issue their chains in turns (ChainTurns), or as each comes to them.
+constexpr bool kChainsInTurns = false;
+
 // A kernel takes its config by a type: nvcc does not launch one that has it as an argument.
-template <GroupedGemmConfig kOpConfig, class Scales>
+template <GroupedGemmConfig kOpConfig, class Scales, bool kOpInTurns>
 struct Wgrad {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   using Params = ScaledParams<Scales>;
+  static constexpr bool kScalesOfSlots = kCopiesScales<Scales>;
+  static constexpr bool kInTurns = kOpInTurns;
+};
+
+// The shared memory after the barriers, in place of notes.
+template <GroupedGemmConfig kConfig>
+struct WgradShared {
+  static constexpr uint32_t kScales = GemmShared<kConfig>::kNotes, kPlaces = kScales + ScaleMemory<kConfig>::kBytes;
+  static constexpr uint32_t kBytes = kPlaces + PlaceMemory::kBytes;
+  static_assert(kScales % 8 == 0 && kPlaces % 4 == 0 && kBytes <= 227 * 1024);
 };
 
 template <class Op>
@@ -192,11 +247,11 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
   extern __shared__ __align__(1024) unsigned char shared[];
   const SlotRing<kConfig> ring{smem_addr(shared)};
   const uint32_t warp = threadIdx.x / 32;
-  const PlaceMemory places(ring.shared + GemmShared<kConfig>::kBegins);
-  static_assert(PlaceMemory::kBytes <= GemmShared<kConfig>::kWarp - GemmShared<kConfig>::kBegins);
+  const PlaceMemory places(ring.shared + WgradShared<kConfig>::kPlaces);
+  const ScaleMemory<kConfig> scales{ring.shared + WgradShared<kConfig>::kScales};
   if (threadIdx.x == 0) {
     places.init();
-    ResultMemory<kConfig>{ring}.init();
+    ResultMemory<kConfig>{ring}.init(Op::kScalesOfSlots ? 1 + 32 : 1);
   }
   __syncwarp();
   cluster_sync();
@@ -204,9 +259,12 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
     fewer_registers<kConfig.producer_registers>();
     if (warp == 0 && elect_one()) load<kConfig>(p, ring, places);
     if (warp == 1) find_places<kConfig>(p, places);
+    if constexpr (Op::kScalesOfSlots) {
+      if (warp == 2) load_scales<kConfig>(p, ring, places, scales);
+    }
   } else {
     more_registers<kConfig.consumer_registers>();
-    consume<Op>(p, ring, places);
+    consume<Op>(p, ring, places, scales);
   }
   __syncwarp();
   cluster_sync();  // the other block may still arrive at this one's barriers
@@ -215,7 +273,7 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
 template <class Op>
 struct WgradLaunch {
   int blocks =
-      persistent_blocks(reinterpret_cast<const void*>(&expert_wgrad_f8_kernel<Op>), GemmShared<Op::kConfig>::kBytes);
+      persistent_blocks(reinterpret_cast<const void*>(&expert_wgrad_f8_kernel<Op>), WgradShared<Op::kConfig>::kBytes);
 };
 
 template <class Op>
@@ -246,15 +304,19 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
   p.clusters_down = static_cast<int32_t>(div_ceil(M, 2 * kConfig.tile_m));
   p.across = static_cast<int32_t>(div_ceil(N, kConfig.tile_n));
   const int blocks = limited_blocks(s, op_state<WgradLaunch<Op>>(s).blocks);
-  expert_wgrad_f8_kernel<Op><<<blocks, kConfig.threads, GemmShared<kConfig>::kBytes, cuda_stream(s)>>>(p);
+  expert_wgrad_f8_kernel<Op><<<blocks, kConfig.threads, WgradShared<kConfig>::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);
 }
 
 }  // namespace
 
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) {
-  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(
-      a.left_MR, [&]<class Scales>(std::type_identity<Scales>) { launch<Wgrad<kSm90WgradF8, Scales>>(s, a, who); });
+  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(a.left_MR, [&]<class Scales>(std::type_identity<Scales>) {
+    if (std::getenv("WGRAD_TURNS"))  // only to time both
+      launch<Wgrad<kSm90WgradF8, Scales, !kChainsInTurns>>(s, a, who);
+    else
+      launch<Wgrad<kSm90WgradF8, Scales, kChainsInTurns>>(s, a, who);
+  });
 }
 
 }  // namespace moebius::cuda::sm90

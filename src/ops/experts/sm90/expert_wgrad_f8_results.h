@@ -47,11 +47,11 @@ struct ResultMemory {
   __device__ __forceinline__ uint32_t full() const { return ring.shared + Shared::kNoteFull; }
   __device__ __forceinline__ uint32_t empty() const { return ring.shared + Shared::kNoteEmpty; }
 
-  // Called by one thread of the block, before a cluster_sync.
-  __device__ __forceinline__ void init() const {
+  // Called by one thread of the block, before a cluster_sync. slot_arrivals: of those who fill a slot.
+  __device__ __forceinline__ void init(uint32_t slot_arrivals) const {
     mbarrier_init(full(), 1);
     mbarrier_init(empty(), Shared::kNumConsumerWarps);
-    ring.init(1);
+    ring.init(slot_arrivals);
   }
 };
 

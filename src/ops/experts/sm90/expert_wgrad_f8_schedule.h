@@ -21,16 +21,17 @@ struct ExpertBlocks {
 };
 
 // Places in shared memory, of the tiles of each expert that do not fill a round: the number of this cluster's, or -1.
-// Written by one thread, which then publishes the number of experts that have a place.
+// A place is a byte, so a grid has at most 128 clusters. One thread writes them; after each it publishes the number of
+// experts that have a place.
 class PlaceMemory {
  public:
-  static constexpr int32_t kBytes = 2048, kMaxExperts = (kBytes - 4) / 2;
+  static constexpr int32_t kBytes = 864, kMaxExperts = kBytes - 4;
 
   __device__ explicit PlaceMemory(uint32_t shared) : shared_(shared) {}
   // By one thread, before a barrier of the block.
   __device__ void init() const { asm volatile("st.shared.s32 [%0], 0;" ::"r"(shared_) : "memory"); }
   __device__ void write(int32_t expert, int32_t place) const {
-    asm volatile("st.shared.s16 [%0], %1;" ::"r"(at(expert)), "h"(static_cast<int16_t>(place)) : "memory");
+    asm volatile("st.shared.s8 [%0], %1;" ::"r"(at(expert)), "r"(place) : "memory");
     asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(shared_), "r"(expert + 1) : "memory");
   }
   // Waits for the place of the expert.
@@ -39,13 +40,13 @@ class PlaceMemory {
     do {
       asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(num) : "r"(shared_) : "memory");
     } while (num <= expert);
-    int16_t place;
-    asm volatile("ld.shared.s16 %0, [%1];" : "=h"(place) : "r"(at(expert)) : "memory");
+    int32_t place;
+    asm volatile("ld.shared.s8 %0, [%1];" : "=r"(place) : "r"(at(expert)) : "memory");
     return place;
   }
 
  private:
-  __device__ uint32_t at(int32_t expert) const { return shared_ + 4 + 2 * static_cast<uint32_t>(expert); }
+  __device__ uint32_t at(int32_t expert) const { return shared_ + 4 + static_cast<uint32_t>(expert); }
   uint32_t shared_;
 };
 
