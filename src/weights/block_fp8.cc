@@ -42,6 +42,15 @@ float power_of_two(const float* x, const Block& b, int64_t cols) {
   return power_of_two_scale(largest, top_exponent(DType::f8_e4m3));
 }
 
+// vLLM joins the rows of q, k and v, and of a gate and its up projection. It places the scales of a part by the blocks of
+// the parts before it, so only the last part may end within a block.
+bool has_whole_blocks(const ParamSpec& spec) {
+  const int64_t rows = block_size(ScaleLayout::square_blocks).rows;
+  return spec.kind != ParamKind::matrix ||
+         std::all_of(spec.parts.begin(), std::prev(spec.parts.end()),
+                     [&](const ParamPart& part) { return part.shape[0] % rows == 0; });
+}
+
 }  // namespace
 
 Shape block_scales_shape(const Shape& matrix, int64_t block_rows, int64_t block_cols) {
@@ -72,6 +81,7 @@ BlockFp8 to_block_fp8(const float* x, int64_t rows, int64_t cols, const Released
 std::vector<std::string> block_fp8_matrices(const ModelCatalog& catalog) {
   std::vector<std::string> names;
   for (const ModelCatalog::Entry& entry : catalog.params()) {
+    if (!has_whole_blocks(entry.spec)) continue;
     for (const ParamPart& part : entry.spec.parts)
       if (has_quantised_product(entry.spec, part)) names.push_back(part.name);
   }

@@ -5,7 +5,9 @@
 #include <cmath>
 #include <random>
 
+#include "config/hf/config.h"
 #include "core/narrow_float.h"
+#include "model/catalog.h"
 
 namespace moebius {
 namespace {
@@ -61,6 +63,34 @@ TEST(BlockFp8, WithoutReleasedScalesUsesThoseOfTheRecipe) {
   EXPECT_EQ(packed.scales, (std::vector<float>{1, 0x1p-18f, 1, 1}));
   EXPECT_EQ(packed.data[0], 0x7e);
   EXPECT_EQ(kF8E4m3Values[packed.data[128]] * packed.scales[1], -256 * 0x1p-18f);
+}
+
+// 6 heads of 96 are 4.5 blocks, and 4 heads are 3. An up projection may end within a block, a gate may not.
+TEST(BlockFp8, MatricesThatAreJoinedHaveWholeBlocks) {
+  const auto matrices = [](int64_t heads, int64_t kv_heads, int64_t intermediate_size) {
+    const std::vector<std::string> names =
+        block_fp8_matrices(ModelCatalog(model_spec_from_hf({{"model_type", "qwen3_moe"},
+                                                            {"vocab_size", 11},
+                                                            {"hidden_size", 128},
+                                                            {"intermediate_size", intermediate_size},
+                                                            {"mlp_only_layers", {0}},
+                                                            {"num_hidden_layers", 1},
+                                                            {"num_attention_heads", heads},
+                                                            {"num_key_value_heads", kv_heads},
+                                                            {"head_dim", 96},
+                                                            {"num_experts", 2},
+                                                            {"num_experts_per_tok", 1},
+                                                            {"moe_intermediate_size", 8},
+                                                            {"max_position_embeddings", 16}},
+                                                           "test")));
+    std::string text;
+    for (const std::string& name : names) text += name.substr(name.rfind('.', name.size() - 8) + 1, 1);
+    return text;
+  };
+  EXPECT_EQ(matrices(4, 4, 128), "qkvogud");
+  EXPECT_EQ(matrices(4, 2, 128), "ogud");
+  EXPECT_EQ(matrices(6, 6, 128), "ogud");
+  EXPECT_EQ(matrices(4, 4, 192), "qkvod");
 }
 
 }  // namespace

@@ -185,13 +185,16 @@ TEST_F(EightBits, RunsAreExportedWithBlockScales) {
   const Ran ran = run_moebius(dir_, {"export", "run", "packed", "--dtype", "fp8_block"});
   ASSERT_EQ(ran.code, 0) << ran.err;
   const SafetensorsFile file = SafetensorsFile::open(dir_.path("packed/model.safetensors"));
-  EXPECT_EQ(file.at("model.layers.0.self_attn.q_proj.weight").dtype, DType::f8_e4m3);
-  EXPECT_EQ(file.at("model.layers.0.self_attn.q_proj.weight_scale_inv").shape, (std::vector<int64_t>{1, 1}));
+  EXPECT_EQ(file.at("model.layers.0.self_attn.o_proj.weight").dtype, DType::f8_e4m3);
+  EXPECT_EQ(file.at("model.layers.0.self_attn.o_proj.weight_scale_inv").shape, (std::vector<int64_t>{1, 1}));
   EXPECT_EQ(file.at("model.layers.0.input_layernorm.weight").dtype, DType::bf16);
   const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("packed/config.json")));
   EXPECT_EQ(config.at("torch_dtype"), "bfloat16");
   EXPECT_EQ(config.at("quantization_config").at("modules_to_not_convert"),
-            (nlohmann::json{"model.layers.0.mlp.gate", "model.layers.1.mlp.gate", "lm_head"}));
+            (nlohmann::json{"model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj",
+                            "model.layers.0.self_attn.v_proj", "model.layers.0.mlp.gate",
+                            "model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj",
+                            "model.layers.1.self_attn.v_proj", "model.layers.1.mlp.gate", "lm_head"}));
   const std::vector<std::string> plain = config.at("quantization_config").at("modules_to_not_convert");
   int packed = 0;
   for (const SafetensorsEntry& entry :
@@ -207,7 +210,7 @@ TEST_F(EightBits, RunsAreExportedWithBlockScales) {
     EXPECT_EQ(scales.dtype, DType::f32) << entry.name;
     EXPECT_EQ(scales.shape, (std::vector<int64_t>{(entry.shape[0] + 127) / 128, (entry.shape[1] + 127) / 128}));
   }
-  EXPECT_EQ(packed, 2 * (4 + 4 * 3));  // q, k, v, o and three of each expert
+  EXPECT_EQ(packed, 2 * (1 + 4 * 3));  // o and three of each expert; q and k have less than a block of rows
   EXPECT_EQ(file.at("model.layers.1.mlp.experts.3.gate_proj.weight_scale_inv").shape, (std::vector<int64_t>{1, 1}));
   const auto loss = [&](const char* model) {
     return json_of(run_moebius(dir_, {"eval", model, "--data", "text", "--seq-len", "16", "--json"}))
