@@ -47,7 +47,7 @@ const Planned kPlanned[] = {
      false,
      113529323520,
      1454.23504},
-    {"gpt_oss", "bench_gpt_oss_20b_8layers.toml", {}, 1, false, 120143740928, 2311.36772},
+    {"gpt_oss", "bench_gpt_oss_20b_8layers.toml", {}, 1, false, 120143740928, 2310.95923},
     {"long", "bench_qwen3_30b_a3b_128k.toml", {}, 1, false, 47552921600, 2688.29387},
     {"latent", "deepseek_v3_256_gpus.toml", {}, 256, false, 143493431296, 202599.91},
     {"adapters", "lora_qwen3_30b_a3b.toml", {}, 1, false, 78804680704, 3045.95113},
