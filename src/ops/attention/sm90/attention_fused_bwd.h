@@ -2,15 +2,15 @@
 //
 // Its work is 128 keys of one kv head of one sequence. Keys run along the rows of its scores, 64 for
 // each of two warpgroups. It walks the tiles of queries that attend to its keys, from the last one down
-// (or upwards: attention_fused_walk.h), and dk and dv stay in registers. For dq each warpgroup multiplies the ds of both with the keys, for its half
-// of a tile: some columns of all queries, or all columns of some queries. It does so one step later,
-// so that neither waits for the other's ds.
+// (or upwards: attention_fused_walk.h), and dk and dv stay in registers. For dq each warpgroup
+// multiplies the ds of both with the keys, for its half of a tile: some columns of all queries, or all
+// columns of some queries. It does so one step later, so that neither waits for the other's ds.
 //
 // The copy engine adds dq to f32 sums in memory. For each half of a tile a counter says how many blocks
 // of keys were added, and a block waits until all earlier ones were. The last of them adds to what it
 // reads, and writes dq itself. The blocks of a kv group that run together walk the same tiles in one
-// direction, so a block that begins together with the one before it follows it at a distance of a few steps,
-// and finds the tiles in L2.
+// direction, so a block that begins together with the one before it follows it at a distance of a few
+// steps, and finds the tiles in L2.
 //
 // A thread block stays on its multiprocessor and computes one block of 128 keys after another. A ticket
 // selects the next keys, and the block requests the next ticket while it still multiplies. It waits
