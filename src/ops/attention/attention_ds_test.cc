@@ -24,6 +24,10 @@ struct Sizes {
   int64_t v_width() const { return width == 192 ? 128 : width; }
 };
 
+struct How {
+  bool owns_gpu = false, captured = false;
+};
+
 // A call on random inputs in memory of the GPU.
 class Call {
  public:
@@ -61,9 +65,6 @@ class Call {
 
   struct Gradients {
     std::vector<uint16_t> dq, dk, dv;
-  };
-  struct How {
-    bool owns_gpu = false, captured = false;
   };
   // Every byte of the results and of the scratch is poisoned before. A path that does not take the call throws.
   Gradients backward(AttentionBwdPath path, const How& how = {}) {

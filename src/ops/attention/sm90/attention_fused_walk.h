@@ -27,8 +27,8 @@ struct FusedSlice {
   int set;                       // blocks of a set; every other set of a group walks upwards. 0: none does
 };
 
-// Why every other set walks upwards. The example has tiles of 64 rows and 8 heads, so the 128 keys of a block are two
-// tiles, or 16 steps.
+// Every other set of blocks walks upwards, so that its blocks share tiles in L2. An example has tiles of 64 rows and 8
+// heads: the 128 keys of a block are two tiles, or 16 steps.
 //
 // The blocks of a set that walks downwards begin together, at the last tile. Each ends at the tiles of its own keys, 16
 // steps before the block with the keys before. So the blocks of the next set begin 16 steps apart, its first one first.
@@ -40,9 +40,9 @@ struct FusedSlice {
 // walks over the two tiles of its own keys. It is then where the next block begins. So all blocks walk together, find
 // the tiles in L2, and end together at the last tile. The next set begins there, and walks downwards.
 //
-// Block and next block would be at one step at the same time, and the next one adds dq after the block. So a block is
-// kLateSteps steps ahead of the next one. For that it begins so many steps further up than the next block does from its
-// own keys, and walks over the tiles that it left out at the end.
+// A block adds its dq of a tile after the block before it, which would be at the same step. So a block begins above the
+// tiles of its own keys, by kLateSteps steps for each block of the set after it. It is then kLateSteps steps ahead of
+// the next block, which does not wait. It walks over the tiles that it left out at the end.
 constexpr int kLateSteps = 3;
 
 // More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
