@@ -84,8 +84,8 @@ FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_b
 // bytes (attention_fused_walk.h says why), but dk and dv are summed in the order of the walk. It is taken where all of
 // these hold:
 //
-// - The call owns the GPU. With one multiprocessor fewer than a set has blocks, a set upwards cannot begin with the
-//   tiles that the set before it leaves, and waits.
+// - The call owns the GPU. Where another kernel holds a multiprocessor, the last block of a set downwards begins when
+//   the others end, and blocks upwards wait for it at their first tiles.
 // - Attention is causal over whole sequences, without windows and documents, and 4 or more heads share a kv head. Then
 //   later blocks have fewer tiles, and enough steps in each that the difference is long.
 // - Heads are not of 192: those kernels were not measured in this order.
