@@ -116,7 +116,8 @@ BenchReport bench_attention(const BenchSpec& spec) {
                    .doc_start_T = fwd.doc_start_T,
                    .batch = shape.batch,
                    .window = mask.window,
-                   .scale = fwd.scale};
+                   .scale = fwd.scale,
+                   .owns_gpu = true};  // as in a run of one rank
   BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
   const bool is_portable = spec.kernels == KernelChoice::portable;
   add_lines<AttentionFwd>(device, {report, tensors, mask, "attention_fwd", attention_fwd}, fwd, is_portable);

@@ -85,8 +85,8 @@ void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& querie
   run_with_scratch(step, spec.kernels, a, attention_fwd);
 }
 
-void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
-                const QueryPositions& at) {
+AttentionBwd attention_bwd_of(const Step& step, const ContextParallelSpec& spec, const Kv& dkv,
+                              const QueryRows& queries, const Kv& kv, const QueryPositions& at) {
   AttentionBwd a{.dq_THd = queries.dq_THd,
                  .dk_TGd = dkv.k_TGd,
                  .dv_TGd = dkv.v_TGd,
@@ -96,9 +96,15 @@ void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, cons
                  .q_THd = queries.q_THd,
                  .k_TGd = kv.k_TGd,
                  .v_TGd = kv.v_TGd,
-                 .doc_start_T = queries.doc_start_T};
+                 .doc_start_T = queries.doc_start_T,
+                 .owns_gpu = spec.owns_gpu};
   set_options(step, a, spec, at);
-  run_with_scratch(step, spec.kernels, a, attention_bwd);
+  return a;
+}
+
+void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
+                const QueryPositions& at) {
+  run_with_scratch(step, spec.kernels, attention_bwd_of(step, spec, dkv, queries, kv, at), attention_bwd);
 }
 
 void add_sinks(Step& step, Tensor o_THd, Tensor lse_TH, Tensor sink_H) {
@@ -196,7 +202,8 @@ class DynamicContextParallel final : public ContextParallel {
 
 }  // namespace
 
-std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec) {
+std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, ContextParallelSpec spec) {
+  spec.owns_gpu = mesh.shape().world() == 1;
   if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
   if (mesh.shape().cp_dynamic) return std::make_unique<DynamicContextParallel>(comm, mesh, spec);
   if (comm != CpComm::hierarchical) return make_fixed(comm, mesh.group(Axis::cp), spec);

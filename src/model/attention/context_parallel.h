@@ -83,6 +83,7 @@ struct ContextParallelSpec {
   int64_t window = 0;
   float scale = 1.0f;
   GpuKernels kernels = {};                 // as in LayerContext
+  bool owns_gpu = false;                   // AttentionBwd::owns_gpu; make_context_parallel sets it
   const KvExpansion* expansion = nullptr;  // null: ranks exchange keys and values; must outlive the layer's passes
   int64_t first_head = 0;                  // index among all heads of the rank after tp
   // MaxLogits::Layer::padded_P, which training passes raise; null: none. Must outlive the layer's passes.
@@ -106,8 +107,9 @@ class ContextParallel {
   virtual void backward(Step& step, const ContextParallelBwd& a) const = 0;
 };
 
-// Makes the method `comm`; with cp = 1, attention is one op on this rank's rows. Throws Error{usage} with the equation
+// Makes the method `comm`; with cp = 1, attention is one op on this rank's rows. The rank owns its GPU if it is the only
+// one of the mesh: with several, kernels that send and receive may run at the same time. Throws Error{usage} with the equation
 // if alltoall or hierarchical cannot divide the heads.
-std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, const ContextParallelSpec& spec);
+std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, ContextParallelSpec spec);
 
 }  // namespace moebius

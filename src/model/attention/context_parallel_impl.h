@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/attention/context_parallel.h"
+#include "ops/attention/attention.h"
 
 namespace moebius {
 
@@ -47,6 +48,9 @@ struct QueryPositions {
 // and dkv.
 void attend(Step& step, const ContextParallelSpec& spec, const QueryRows& queries, const Kv& kv,
             const QueryPositions& at = {});
+// Returns the op of attend_bwd, without scratch.
+AttentionBwd attention_bwd_of(const Step& step, const ContextParallelSpec& spec, const Kv& dkv,
+                              const QueryRows& queries, const Kv& kv, const QueryPositions& at = {});
 void attend_bwd(Step& step, const ContextParallelSpec& spec, const Kv& dkv, const QueryRows& queries, const Kv& kv,
                 const QueryPositions& at = {});
 
@@ -72,6 +76,7 @@ class NoContextParallel final : public ContextParallel {
   explicit NoContextParallel(const ContextParallelSpec& spec) : spec_(spec) {}
   void forward(Step& step, Tensor o_THd, Tensor lse_TH, const Qkv& in) const override;
   void backward(Step& step, const ContextParallelBwd& a) const override;
+  const ContextParallelSpec& spec() const { return spec_; }
 
  private:
   ContextParallelSpec spec_;

@@ -54,7 +54,8 @@ struct AttentionFwd {
 void attention_fwd(Stream& s, const AttentionFwd& a);
 Cost cost(const AttentionFwd& a);
 
-// Computes dq, dk and dv from do. The result is deterministic: the order of every sum follows from the shape.
+// Computes dq, dk and dv from do. The result is deterministic: the order of every sum follows from the shape, and with
+// owns_gpu from the number of multiprocessors too.
 // REQUIRES: Sq == Skv, unless is_part.
 struct AttentionBwd {
   Tensor dq_THd, dk_TGd, dv_TGd;                                   // out
@@ -68,6 +69,9 @@ struct AttentionBwd {
   // A value other than `chosen` is for tests and benchmarks. REQUIRES then: `kernels` is own.
   // Throws Error{usage} if the Hopper kernels do not support the call, or not by this path.
   AttentionBwdPath path = AttentionBwdPath::chosen;
+  // No other kernel of this process runs on the GPU at the same time. Long causal calls may then sum dk and dv in
+  // another order (alternating_set() of attention_slices.h), which takes longer where a multiprocessor is not free.
+  bool owns_gpu = false;
   Tensor scratch;
   static int64_t scratch_bytes(const AttentionBwd& a, const Stream& s);
 };

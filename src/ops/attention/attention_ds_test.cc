@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "device/block_limit.h"
+#include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_slices.h"
 #include "ops/cpu/testing.h"
@@ -21,6 +22,10 @@ struct Sizes {
   int64_t window = 0, document = 0;  // 0: none
   int64_t q_first = 0;  // above 0: a part of context parallelism, keys [0, rows) and queries [q_first, ...)
   int64_t v_width() const { return width == 192 ? 128 : width; }
+};
+
+struct How {
+  bool owns_gpu = false, captured = false;
 };
 
 // A call on random inputs in memory of the GPU.
@@ -62,14 +67,22 @@ class Call {
     std::vector<uint16_t> dq, dk, dv;
   };
   // Every byte of the results and of the scratch is poisoned before. A path that does not take the call throws.
-  Gradients backward(AttentionBwdPath path) {
+  Gradients backward(AttentionBwdPath path, const How& how = {}) {
     AttentionBwd a = bwd_;
     a.path = path;
+    a.owns_gpu = how.owns_gpu;
     a.dq_THd = poisoned(a.q_THd.shape, DType::bf16);
     a.dk_TGd = poisoned(a.k_TGd.shape, DType::bf16);
     a.dv_TGd = poisoned(a.v_TGd.shape, DType::bf16);
     a.scratch = poisoned({AttentionBwd::scratch_bytes(a, s_)}, DType::u8);
-    attention_bwd(s_, a);
+    if (how.captured) {
+      GraphCapture capture;
+      const CudaGraph graph(s_.accelerator(), capture, [&] { attention_bwd(s_, a); });
+      graph.replay(s_.accelerator());
+      synchronize(s_);
+    } else {
+      attention_bwd(s_, a);
+    }
     return {on_host(a.dq_THd), on_host(a.dk_TGd), on_host(a.dv_TGd)};
   }
 
@@ -179,21 +192,27 @@ TEST(AttentionBwdOnGpu, CutQueriesGiveTheSameGradients) {
   }
 }
 
+// Returns the rows of a sequence whose blocks are two sets but for one block, or four on a small GPU.
+int64_t rows_of_full_sets(const Stream& s) {
+  const int64_t multiprocessors = gpu_limits(s).num_multiprocessors;
+  return (multiprocessors > 66 ? 2 : 4) * multiprocessors * 128 - 200;
+}
+
 // Blocks of one kernel add dq in an order of their own, and wait for each other. Among the shapes are more blocks than
-// a GPU runs at a time, several slices, several waves with a shorter last one, sequences that end inside a tile, and
-// blocks with keys that no query attends to. Bits do not depend on how many run.
+// a GPU runs at a time, several slices, several waves with a shorter last one, sequences that end inside a tile, sets
+// of blocks that walk upwards, and blocks with keys that no query attends to. Bits do not depend on how many run.
 TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);
   Stream s(*testing::accelerator(), pool);
   const Sizes one{1, 65, 1, 1, 128}, documents{2, 450, 6, 2, 128, 0, 70}, window{2, 1000, 8, 4, 128, 600},
       kv_heads{1, 8192, 32, 16, 128}, heads{1, 8192, 32, 4, 128}, sequences{9, 4096, 32, 4, 128},
-      long_documents{1, 20000, 8, 2, 128, 0, 3000}, long_one{1, 40000, 2, 1, 128}, long_heads{1, 40000, 4, 1, 128},
-      one_head{5, 1000, 30, 30, 128};
+      long_documents{1, 20000, 8, 2, 128, 0, 3000}, long_one{1, 40000, 2, 1, 128},
+      full_sets{2, rows_of_full_sets(s), 4, 1, 128}, one_head{5, 1000, 30, 30, 128};
   const Sizes one_64{1, 65, 1, 1, 64}, documents_64{2, 450, 6, 2, 64, 0, 70}, window_64{2, 1000, 8, 4, 64, 600},
       short_window_64{3, 333, 4, 2, 64, 150}, heads_64{1, 8192, 32, 4, 64}, sequences_64{9, 4096, 64, 8, 64},
       long_documents_64{1, 20000, 8, 2, 64, 0, 3000}, long_one_64{1, 40000, 2, 1, 64},
-      long_heads_64{1, 20000, 8, 1, 64};
+      full_sets_64{1, rows_of_full_sets(s), 8, 1, 64};
   const Sizes one_latent{1, 65, 1, 1, 192}, documents_latent{2, 450, 4, 2, 192, 0, 70},
       window_latent{1, 1000, 2, 2, 192, 300}, kv_heads_latent{2, 1100, 6, 3, 192}, heads_latent{1, 4096, 100, 100, 192},
       long_documents_latent{1, 20000, 4, 4, 192, 0, 3000}, long_one_latent{1, 40100, 2, 2, 192};
@@ -208,7 +227,7 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          sequences,
                          long_documents,
                          long_one,
-                         long_heads,
+                         full_sets,
                          one_head,
                          one_64,
                          documents_64,
@@ -218,7 +237,7 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          sequences_64,
                          long_documents_64,
                          long_one_64,
-                         long_heads_64,
+                         full_sets_64,
                          one_latent,
                          documents_latent,
                          window_latent,
@@ -231,16 +250,41 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          part_latent}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
     Call call(s, z);
-    const auto one_kernel = call.backward(AttentionBwdPath::one_kernel),
-               again = call.backward(AttentionBwdPath::recomputed);
-    const BlockLimitScope few(s, 7);
-    const auto same = call.backward(AttentionBwdPath::one_kernel);
-    EXPECT_TRUE(one_kernel.dq == same.dq && one_kernel.dk == same.dk && one_kernel.dv == same.dv);
-    EXPECT_FALSE(has_nan(one_kernel.dq) || has_nan(one_kernel.dk) || has_nan(one_kernel.dv));
-    const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);
-    EXPECT_LE(difference_of_sums(one_kernel.dq, again.dq), tolerance);
-    EXPECT_LE(difference_of_sums(one_kernel.dk, again.dk), tolerance);
-    EXPECT_LE(difference_of_sums(one_kernel.dv, again.dv), tolerance);
+    const auto again = call.backward(AttentionBwdPath::recomputed);
+    for (const bool owns_gpu : {false, true}) {
+      const auto one_kernel = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = owns_gpu});
+      const BlockLimitScope few(s, 7);
+      const auto same = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = owns_gpu});
+      EXPECT_TRUE(one_kernel.dq == same.dq && one_kernel.dk == same.dk && one_kernel.dv == same.dv);
+      EXPECT_FALSE(has_nan(one_kernel.dq) || has_nan(one_kernel.dk) || has_nan(one_kernel.dv));
+      const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);
+      EXPECT_LE(difference_of_sums(one_kernel.dq, again.dq), tolerance);
+      EXPECT_LE(difference_of_sums(one_kernel.dk, again.dk), tolerance);
+      EXPECT_LE(difference_of_sums(one_kernel.dv, again.dv), tolerance);
+    }
+  }
+}
+
+// A call that owns the GPU sums dk and dv of these shapes in another order, but dq in the order of the keys as always.
+TEST(AttentionBwdOnGpu, CallsThatOwnTheGpuRepeatTheirBits) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  const int64_t rows = rows_of_full_sets(s);
+  for (const Sizes& z : {Sizes{2, rows, 4, 1, 128}, Sizes{1, rows, 8, 1, 64}}) {
+    SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
+    DsSizes sizes{z.batch, z.rows, z.heads, z.kv_heads, z.width, z.v_width()};
+    sizes.owns_gpu = true;
+    ASSERT_GT(alternating_set(sizes, gpu_limits(s).num_multiprocessors), 0);
+    Call call(s, z);
+    const auto owning = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = true}),
+               same = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = true}),
+               captured = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = true, .captured = true}),
+               shared = call.backward(AttentionBwdPath::one_kernel);
+    EXPECT_TRUE(owning.dq == same.dq && owning.dk == same.dk && owning.dv == same.dv);
+    EXPECT_TRUE(owning.dq == captured.dq && owning.dk == captured.dk && owning.dv == captured.dv);
+    EXPECT_TRUE(owning.dq == shared.dq);
+    EXPECT_FALSE(owning.dk == shared.dk) << "no set walked upwards";
   }
 }
 

@@ -49,7 +49,8 @@ DsSizes ds_sizes(const AttentionBwd& a) {
           .v_width = z.v_width,
           .window = z.window,
           .has_documents = !a.doc_start_T.empty(),
-          .is_part = a.is_part};
+          .is_part = a.is_part,
+          .owns_gpu = a.owns_gpu};
 }
 
 AttentionBwdPath sm90_path(const AttentionBwd& a) {

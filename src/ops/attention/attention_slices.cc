@@ -99,7 +99,7 @@ namespace {
 // Returns the kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2.
 // Those that begin last have the fewest steps, so the longer a wave is, the shorter the time in which some
 // multiprocessors have no work. These values were measured to be the fastest (docs/measurements/performance.md).
-// Gradients do not depend on them.
+// Gradients do not depend on them: each sum has one order, whichever groups begin together.
 int64_t fused_wave(const DsSizes& z) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock), heads = z.heads / z.kv_heads;
   const auto groups_of = [&](int64_t blocks_of_wave) { return std::max<int64_t>(1, blocks_of_wave / blocks); };
@@ -137,11 +137,19 @@ FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_b
   FusedPlan plan;
   plan.groups_of_slice = even_slice(all, std::clamp<int64_t>(max_dq_bytes / group_bytes, 1, all));
   plan.wave = std::min(plan.groups_of_slice, fused_wave(z));
-  // Where later blocks have fewer tiles, and enough steps in each that the difference is long.
-  plan.alternates = z.window == 0 && !z.has_documents && !z.is_part && z.heads / z.kv_heads >= 4 && fused_wave(z) == 1;
   plan.dq_bytes = plan.groups_of_slice * group_bytes;
   plan.counter_bytes = div_up((plan.groups_of_slice * counters + 1) * 4, 256) * 256;
   return plan;
+}
+
+int64_t alternating_set(const DsSizes& z, int64_t multiprocessors) {
+  constexpr int64_t kMinBlocks = 129, kMinHeads = 4, kBlocksOfEachLacking = 25;
+  const int64_t blocks = div_up(z.rows, kKeysOfBlock), sets = div_up(blocks, multiprocessors),
+                lacking = sets * multiprocessors - blocks;
+  const bool is_causal = z.window == 0 && !z.has_documents && !z.is_part;
+  const bool takes = z.owns_gpu && is_causal && z.width != 192 && z.heads / z.kv_heads >= kMinHeads &&
+                     blocks >= kMinBlocks && sets % 2 == 0 && kBlocksOfEachLacking * lacking <= blocks;
+  return takes ? multiprocessors : 0;
 }
 
 bool can_take(const DsSizes& z, AttentionBwdPath path) {

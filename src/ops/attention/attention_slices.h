@@ -5,7 +5,8 @@
 // - One kernel computes dk, dv and ds, the gradients of the scores (DsPlan). The next one multiplies ds with the keys
 //   for dq.
 //
-// bwd_path() chooses between them by shape. The slices, and the order of all sums, depend on the sizes alone.
+// bwd_path() chooses between them by shape. The slices, and the order of all sums, depend on the sizes alone; where the
+// call owns the GPU, the order of dk and dv depends on its number of multiprocessors too (alternating_set).
 #pragma once
 
 #include <algorithm>
@@ -25,6 +26,7 @@ struct DsSizes {
   int64_t window = 0;  // 0: none
   bool has_documents = false;
   bool is_part = false;
+  bool owns_gpu = false;  // AttentionBwd::owns_gpu
   int64_t num_tiles() const { return (rows + kDsEdge - 1) / kDsEdge; }
   // Returns the maximum number of key tiles that a query tile attends to.
   int64_t band() const {
@@ -68,7 +70,6 @@ constexpr int64_t fused_tile_rows(int64_t width) { return width == 64 ? 128 : 64
 struct FusedPlan {
   int64_t groups_of_slice = 0;  // kv groups; the last slice may have fewer. 0: the sums of one group do not fit
   int64_t wave = 0;             // kv groups of a slice whose blocks begin one after another
-  bool alternates = false;      // sets of blocks walk the queries downwards and upwards in turn
   int64_t dq_bytes = 0;         // f32 sums of dq of a slice
   int64_t counter_bytes = 0;    // i32 counters of a slice: of each half of a query tile, and of blocks
   int64_t bytes() const { return dq_bytes + counter_bytes; }
@@ -77,6 +78,21 @@ struct FusedPlan {
 // max_dq_bytes: the maximum of dq_bytes, unless one kv group needs more.
 // max_group_bytes: what one kv group may need.
 FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_bytes);
+
+// Returns the number of blocks of 128 keys in a set, if sets of a kv group walk the queries downwards and upwards in
+// turn; 0: all blocks walk downwards. A set has as many blocks as the GPU has multiprocessors. This order moves fewer
+// bytes (attention_fused_walk.h says why), but dk and dv are summed in the order of the walk. It is taken where all of
+// these hold:
+//
+// - The call owns the GPU. Where another kernel holds a multiprocessor, the last block of a set downwards begins when
+//   the others end, and blocks upwards wait for it at their first tiles.
+// - Attention is causal over whole sequences, without windows and documents, and 4 or more heads share a kv head. Then
+//   later blocks have fewer tiles, and enough steps in each that the difference is long.
+// - Heads are not of 192: those kernels were not measured in this order.
+// - A group has enough blocks that a wave is one group.
+// - The number of sets is even, and the last one lacks at most a 25th of the blocks of the group. Then the blocks of
+//   the next group begin one after the other, as these do.
+int64_t alternating_set(const DsSizes& z, int64_t multiprocessors);
 
 // Returns the kernels for a shape: by measurement the fastest of those whose scratch is bounded.
 AttentionBwdPath bwd_path(const DsSizes& z);

@@ -97,16 +97,37 @@ TEST(AttentionSlices, WavesOfTheOneKernelFollowTheShape) {
   EXPECT_EQ(wave({8, 4096, 32, 4, 128, 128, 0, true}), 2);
 }
 
-TEST(AttentionSlices, BlocksOfLongCausalGroupsAlternate) {
-  const auto alternates = [](const DsSizes& z) { return fused_plan(z, 512 * kMiB, 1280 * kMiB).alternates; };
-  EXPECT_TRUE(alternates({1, 32768, 32, 4, 128, 128}));
-  EXPECT_TRUE(alternates({1, 131072, 32, 4, 128, 128}));
-  EXPECT_TRUE(alternates({1, 32768, 64, 8, 64, 64}));
-  EXPECT_FALSE(alternates({8, 4096, 32, 4, 128, 128}));
-  EXPECT_FALSE(alternates({1, 32768, 16, 16, 128, 128})) << "one head has few steps";
-  EXPECT_FALSE(alternates({1, 32768, 32, 4, 128, 128, 4096})) << "blocks have one length";
-  EXPECT_FALSE(alternates({1, 32768, 32, 4, 128, 128, 0, true}));
-  EXPECT_FALSE(alternates({1, 32768, 32, 4, 128, 128, 0, false, true}));
+TEST(AttentionSlices, SetsOfLongCausalGroupsAlternateIfTheCallOwnsTheGpu) {
+  const auto set = [](DsSizes z, int64_t multiprocessors = 132) {
+    EXPECT_EQ(alternating_set(z, multiprocessors), 0) << "a call that shares the GPU";
+    z.owns_gpu = true;
+    return alternating_set(z, multiprocessors);
+  };
+  for (const int64_t rows : {32768, 65536, 98304, 131072}) EXPECT_EQ(set({1, rows, 32, 4, 128, 128}), 132) << rows;
+  EXPECT_EQ(set({1, 32768, 64, 8, 64, 64}), 132);
+  EXPECT_EQ(set({3, 32768, 4, 1, 128, 128}), 132);
+  EXPECT_EQ(set({8, 4096, 32, 4, 128, 128}), 0);
+  EXPECT_EQ(set({1, 32768, 12, 4, 128, 128}), 0) << "three heads have few steps";
+  EXPECT_EQ(set({1, 32768, 32, 4, 192, 128}), 0) << "not measured";
+  EXPECT_EQ(set({1, 32768, 32, 4, 128, 128, 4096}), 0) << "blocks have one length";
+  EXPECT_EQ(set({1, 32768, 32, 4, 128, 128, 0, true}), 0);
+  EXPECT_EQ(set({1, 32768, 32, 4, 128, 128, 0, false, true}), 0);
+  EXPECT_EQ(set({1, 4096, 32, 4, 128, 128}, 16), 0) << "a wave has several groups";
+}
+
+TEST(AttentionSlices, AlternatingSetsAreEvenAndTheLastIsNearlyFull) {
+  const auto alternates = [](int64_t blocks, int64_t multiprocessors = 132) {
+    DsSizes z{1, blocks * 128, 32, 4, 128, 128};
+    z.owns_gpu = true;
+    return alternating_set(z, multiprocessors) > 0;
+  };
+  for (const int64_t odd : {132, 384, 396, 640, 660}) EXPECT_FALSE(alternates(odd)) << odd;
+  for (const int64_t short_last : {133, 200, 220, 253, 480, 496}) EXPECT_FALSE(alternates(short_last)) << short_last;
+  for (const int64_t even : {254, 264, 512, 528, 1024}) EXPECT_TRUE(alternates(even)) << even;
+  EXPECT_FALSE(alternates(265)) << "a third set";
+  // 32768 rows on a GPU of 114 multiprocessors have three sets.
+  EXPECT_FALSE(alternates(256, 114));
+  EXPECT_TRUE(alternates(224, 114));
 }
 
 TEST(AttentionSlices, OneKernelHasWholeTiles) {

@@ -93,6 +93,7 @@ __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool 
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending groups of this thread's cp.async are in flight.
 template <int kPending>

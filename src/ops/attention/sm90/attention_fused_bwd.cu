@@ -3,6 +3,7 @@
 
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/attention/sm90/attention_fused_narrow.h"
 #include "ops/attention/sm90/attention_fused_wide.h"
 
@@ -90,7 +91,7 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPl
                .heads_outer = z.window > 0};
   // Not the blocks of this launch: dk and dv are summed in the order of the walk.
   const int multiprocessors = gpu_limits(s).num_multiprocessors;
-  f.set = plan.alternates && f.key_blocks > multiprocessors ? multiprocessors : 0;
+  f.set = narrow<int>(alternating_set(ds_sizes(a), multiprocessors));
   f.tickets = reinterpret_cast<int*>(static_cast<unsigned char*>(scratch) + plan.dq_bytes);
   f.added = f.tickets + 1;
   for (f.first = 0; f.first < groups; f.first += f.groups) {

@@ -1,16 +1,16 @@
 // The parts of the kernel that computes dq, dk and dv of bf16 on sm_90a, with five products.
 //
 // Its work is 128 keys of one kv head of one sequence. Keys run along the rows of its scores, 64 for
-// each of two warpgroups. It walks tiles of queries from the last one to that of its own keys, and dk
-// and dv stay in registers. For dq each warpgroup multiplies the ds of both with the keys, for its half
-// of a tile: some columns of all queries, or all columns of some queries. It does so one step later,
-// so that neither waits for the other's ds.
+// each of two warpgroups. It walks the tiles of queries that attend to its keys, from the last one down
+// (or upwards: attention_fused_walk.h), and dk and dv stay in registers. For dq each warpgroup
+// multiplies the ds of both with the keys, for its half of a tile: some columns of all queries, or all
+// columns of some queries. It does so one step later, so that neither waits for the other's ds.
 //
 // The copy engine adds dq to f32 sums in memory. For each half of a tile a counter says how many blocks
 // of keys were added, and a block waits until all earlier ones were. The last of them adds to what it
 // reads, and writes dq itself. The blocks of a kv group that run together walk the same tiles in one
-// direction, so a block that begins together with the one before it follows it at a distance of one step,
-// and finds the tiles in L2. In long groups every other set of blocks walks upwards (FusedSlice::set).
+// direction, so a block that begins together with the one before it follows it at a distance of a few
+// steps, and finds the tiles in L2.
 //
 // A thread block stays on its multiprocessor and computes one block of 128 keys after another. A ticket
 // selects the next keys, and the block requests the next ticket while it still multiplies. It waits
@@ -32,7 +32,8 @@ struct DqPart {
 };
 
 // The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time. A warpgroup has the first 16
-// kHeld columns of its keys in registers, as many as are free: the scores then read less shared memory.
+// kHeld columns of its keys in registers, so the scores read less shared memory: half of 128 columns, for which registers
+// are free.
 template <int kWidth_>
 struct FusedTile;
 
@@ -182,20 +183,16 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
     mbarrier_arrive(smem_addr(&shared.work_empty[works.stage]));
     if (w.block < 0) return;
     FusedWalk walk = walk_of(w, f);
-    const int first_head = w.group * walk.heads;
-    int before = 0, at = 0;  // of a step: the number of blocks of keys before this one, and the place of their counter
-    const auto enter = [&] {
+    const int first_head = w.group * walk.heads, steps = walk.steps();
+    int before = 0;
+    for (int step = 0; step < steps; ++step, walk.next()) {
       if (walk.head == 0 || walk.heads_outer)
         before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
-      at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
-    };
-    int steps = walk.steps();
-    bool is_turn = false;
-    if (steps > 0) enter();
-    while (steps > 0) {
+      const int at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
       const bool finishes = walk.tile < w.finish_end;
-      if (before > 0 && !is_turn) {
-        while (load_acquire(f.added + at) < before) {
+      int* const added = f.added + at;
+      if (before > 0) {
+        while (load_acquire(added) < before) {
         }
       }
       float* to = f.dq + int64_t{at} * Shape::kHalfFloats;
@@ -228,19 +225,10 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
         mbarrier_arrive(smem_addr(&shared.dq_empty[half][ring.stage]));
         to += floats;
       }
-      int* const added = f.added + at;
-      const int now = before + 1;
-      walk.next();
-      is_turn = false;
-      if (--steps > 0) {
-        enter();
-        // While the copy engine still adds, this asks whether the turn for the next step has come.
-        if (!finishes) is_turn = before <= 0 || load_acquire(f.added + at) >= before;
-      }
       if (finishes) continue;
       tma_wait<0>();
       fence_proxy_async_global();
-      store_release(added, now);
+      store_release(added, before + 1);
     }
   }
 }

@@ -132,6 +132,8 @@ __device__ void multiply_narrow(typename Shape::Shared& shared, const FusedOutpu
         const bool finishes = last.tile < finish_end;
         mbarrier_wait(smem_addr(&shared.full[count & 1]), count >> 1 & 1);
         wgmma_wait<1>();  // dk and dv; the scores follow dq without a gap
+        hold_registers(dk);
+        hold_registers(dv);
         hold_words(p_words);
         hold_words(ds_words);
         start_scores(count & 1);

@@ -11,7 +11,7 @@ struct FusedWork {
   int group;       // in the slice
   int block, key;  // block: -1 if there is no more work
   int begin, end;  // tiles of queries
-  int turn;        // walked upwards from here, then downwards from here; the end: all of them downwards
+  int turn;        // the first tile of a walk upwards; the end: the walk is downwards (FusedWalk)
   int finish_end;  // tiles before this one get their last dq from this block
 };
 
@@ -24,13 +24,25 @@ struct FusedSlice {
   int wave;                      // groups whose blocks begin in turn
   int key_blocks, tiles, heads;  // of a group
   bool heads_outer;              // of a walk: for windows, whose blocks are of one length and walk different tiles
-  int set;                       // every other set of so many blocks of a group walks upwards; 0: none does
+  int set;                       // blocks of a set; every other set of a group walks upwards. 0: none does
 };
 
-// A set of blocks that walk downwards end one after the other, the last one first, and those of the next set begin so.
-// Blocks of the next set that walk upwards from their own keys then meet: each follows the one before it at a distance
-// of a few steps, and finds the tiles in L2. So that none waits for the one before it, a block leaves some of its first
-// tiles for the end: so many more steps than the block after it.
+// Every other set of blocks walks upwards, so that its blocks share tiles in L2. An example has tiles of 64 rows and 8
+// heads: the 128 keys of a block are two tiles, or 16 steps.
+//
+// The blocks of a set that walks downwards begin together, at the last tile. Each ends at the tiles of its own keys, 16
+// steps before the block with the keys before. So the blocks of the next set begin 16 steps apart, its first one first.
+//
+// If these walked downwards too, all would begin at the last tile, and the first of 132 would be 131 x 16 steps ahead of
+// the last: 262 tiles of 8 heads. Their q, do and sums of dq are 137 MB, and L2 holds 50 MB.
+//
+// They walk upwards, and begin at the tiles of their own keys. In the 16 steps before the next block begins, a block
+// walks over the two tiles of its own keys. It is then where the next block begins. So all blocks walk together, find
+// the tiles in L2, and end together at the last tile. The next set begins there, and walks downwards.
+//
+// A block adds its dq of a tile after the block before it, which would be at the same step. So a block begins above the
+// tiles of its own keys, by kLateSteps steps for each block of the set after it. It is then kLateSteps steps ahead of
+// the next block, which does not wait. It walks over the tiles that it left out at the end.
 constexpr int kLateSteps = 3;
 
 // More queries attend to earlier keys, so the longest blocks of a wave begin first. All lanes of a warp call it.
@@ -61,8 +73,9 @@ __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const A
   return w;
 }
 
-// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Where turn is the end, from the last
-// tile down. Otherwise from `turn` up to the last one, and then from the one before `turn` down.
+// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Downwards, turn is the end, and the walk
+// goes from the last tile down. Upwards it goes from tile `turn` up to the last one, and then from the tile before
+// `turn` down to begin.
 struct FusedWalk {
   int begin, end, turn, heads;
   bool heads_outer;
@@ -80,7 +93,7 @@ struct FusedWalk {
       tile = end - 1, ++head;
     }
   }
-  // The reverse. REQUIRES: this is not the first step.
+  // The reverse. The step before the first one is not of the walk: callers do not use it.
   __device__ __forceinline__ void back() {
     if (!heads_outer) {
       if (--head >= 0) return;
