@@ -18,8 +18,6 @@
 // Each role iterates over the tiles independently. The last K step of a tile multiplies only as many columns as have
 // rows, in multiples of 32. A chain of wgmma for each number of them needs no more registers; a loop of its own for the
 // last step spilled 900 bytes of them.
-#include <cstdlib>
-
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"
@@ -181,7 +179,7 @@ __device__ __forceinline__ LandedScales<kConfig> scales_of(const ScaledParams<Bl
 template <GroupedGemmConfig kConfig, class MultiplyA>
 __device__ __forceinline__ TensorTileScales<MultiplyA> scales_of(const ScaledParams<TensorScales<MultiplyA>>& p,
                                                                  const ScaleMemory<kConfig>&, uint32_t) {
-  return {ScaleFactors(__ldg(p.scales.a), __ldg(p.scales.b))};
+  return {__ldg(p.scales.a) * __ldg(p.scales.b)};
 }
 
 template <class Op>
@@ -191,7 +189,6 @@ __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig
   SlotCursor<Op::kConfig> at;
   WgradWalk<Op::kConfig> walk(p, places);
   ResultWriter<Op::kConfig> results{p.dw, {ring}, warp};
-  if constexpr (Op::kInTurns) ChainTurns::init(group);
   WgradTile tile, next;
   bool more = walk.next(tile);
   while (more) {
@@ -207,8 +204,8 @@ __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig
     __syncwarp();
     float sum[128];
     if (tile.k.num > 0) {
-      scaled_product</*kCutsLast=*/true, Op::kInTurns>(sum, ring, at, group, tile.k.num, scales_of(p, scales, warp),
-                                                       meanwhile, tile.k.last_steps);
+      scaled_product</*kCutsLast=*/true>(sum, ring, at, group, tile.k.num, scales_of(p, scales, warp), meanwhile,
+                                         tile.k.last_steps);
     } else {
       meanwhile();
 #pragma unroll
@@ -220,16 +217,12 @@ __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig
   if (lane == 0) tma_wait<0>();
 }
 
-// The warpgroups issue their chains in turns (ChainTurns), or as each comes to them.
-constexpr bool kChainsInTurns = false;
-
 // A kernel takes its config by a type: nvcc does not launch one that has it as an argument.
-template <GroupedGemmConfig kOpConfig, class Scales, bool kOpInTurns>
+template <GroupedGemmConfig kOpConfig, class Scales>
 struct Wgrad {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   using Params = ScaledParams<Scales>;
   static constexpr bool kScalesOfSlots = kCopiesScales<Scales>;
-  static constexpr bool kInTurns = kOpInTurns;
 };
 
 // The shared memory after the barriers, in place of notes.
@@ -311,12 +304,8 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
 }  // namespace
 
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) {
-  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(a.left_MR, [&]<class Scales>(std::type_identity<Scales>) {
-    if (std::getenv("WGRAD_TURNS"))  // only to time both
-      launch<Wgrad<kSm90WgradF8, Scales, !kChainsInTurns>>(s, a, who);
-    else
-      launch<Wgrad<kSm90WgradF8, Scales, kChainsInTurns>>(s, a, who);
-  });
+  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(
+      a.left_MR, [&]<class Scales>(std::type_identity<Scales>) { launch<Wgrad<kSm90WgradF8, Scales>>(s, a, who); });
 }
 
 }  // namespace moebius::cuda::sm90

@@ -58,6 +58,8 @@ struct LandedScales : BlockSlotScales {
                  : "r"(of_columns + offset)
                  : "memory");
   }
+  // All lanes have read the scales of the slot, which the copying warp may then overwrite.
+  __device__ __forceinline__ void before_release() const { __syncwarp(); }
 };
 
 }  // namespace moebius::cuda::sm90

@@ -9,7 +9,6 @@
 // cores work for the other.
 #pragma once
 
-#include <cmath>
 #include <type_traits>
 
 #include "ops/grouped_gemm/sm90/kernel.h"
@@ -31,71 +30,22 @@ struct TensorScales {
   const float* b;  // [experts]
 };
 
-// Two scales as factors that are applied in this order. The first is 1 where f32 holds the product of the scales:
-// that product is then the second. Otherwise it would be 0 or infinite, and each factor is a scale.
-struct ScaleFactors {
-  float first, second;
-  __device__ __forceinline__ ScaleFactors(float a, float b) {
-    const float both = a * b;
-    const bool leaves_range = both == 0 || both == INFINITY;
-    first = leaves_range ? a : 1.0f;
-    second = leaves_range ? b : both;
-  }
-};
-
-// The scales of half a slot for a thread: of its two rows, and of the columns.
-struct BlockHalfScales {
-  float rows[2], columns;
-  bool leaves_range;  // of any thread of the warp: f32 may not hold a product of scales
-  float factor[2];
-
-  // By a whole warp, before added().
-  __device__ __forceinline__ void begin(float (&product)[64]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) factor[i] = rows[i] * columns;
-    if (!leaves_range) return;
-    const ScaleFactors of_row[] = {{columns, rows[0]}, {columns, rows[1]}};
-#pragma unroll
-    for (int i = 0; i < 64; ++i) product[i] *= of_row[i / 2 % 2].first;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) factor[i] = of_row[i].second;
-  }
-  __device__ __forceinline__ float added(float sum, float product, int i) const {
-    return fmaf(product, factor[i / 2 % 2], sum);
-  }
-};
-
 // The scales of a slot of a product with BlockScales, for a thread: those of its two rows, and one for each half of
 // the columns.
 struct BlockSlotScales {
   using Multiply = WgmmaE4m3;
+  // Those of half a slot.
+  struct Half {
+    float of_row[2];
+    __device__ __forceinline__ float added(float sum, float product, int i) const {
+      return fmaf(product, of_row[i / 2 % 2], sum);
+    }
+  };
+
   float rows[2], columns[2];
-  bool leaves_range = false;
 
-  // By a whole warp, first for half 0.
-  __device__ __forceinline__ BlockHalfScales of_half(int half) {
-    if (half == 0) leaves_range = any_leaves_range();
-    return {{rows[0], rows[1]}, columns[half], leaves_range, {}};
-  }
+  __device__ __forceinline__ Half of_half(int half) const { return {rows[0] * columns[half], rows[1] * columns[half]}; }
   __device__ __forceinline__ void finish(float (&)[128]) const {}
-
- private:
-  // The vote is a volatile statement, so that it is done before the wait for the tensor cores, and not after it.
-  __device__ __forceinline__ bool any_leaves_range() const {
-    constexpr uint32_t kInfinity = 0x7f800000;
-    uint32_t largest = 0;  // of bits - 1, which is the largest number for zero
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = max(largest, __float_as_uint(rows[i % 2] * columns[i / 2]) - 1);
-    uint32_t any;
-    asm volatile(
-        "{\n .reg .pred p, q;\n"
-        " setp.ge.u32 p, %1, %2;\n"
-        " vote.sync.any.pred q, p, 0xffffffff;\n"
-        " selp.u32 %0, 1, 0, q;\n}\n"
-        : "=r"(any)
-        : "r"(largest), "n"(kInfinity - 1));
-    return any != 0;
-  }
 };
 
 // Those of a tile in device memory. Along K they are neighbours.
@@ -111,6 +61,7 @@ struct BlockTileScales : BlockSlotScales {
     }
   }
   __device__ __forceinline__ void landed(uint32_t) const {}
+  __device__ __forceinline__ void before_release() const {}
 };
 
 // The same of a product with TensorScales.
@@ -118,18 +69,18 @@ template <class MultiplyA>
 struct TensorTileScales {
   using Multiply = MultiplyA;
   struct Half {
-    __device__ __forceinline__ void begin(float (&)[64]) const {}
     __device__ __forceinline__ float added(float sum, float product, int) const { return sum + product; }
   };
 
-  ScaleFactors factors;  // the scales of A and B
+  float scale;  // of A times that of B
 
   __device__ __forceinline__ void load(int32_t) const {}
   __device__ __forceinline__ void landed(uint32_t) const {}
+  __device__ __forceinline__ void before_release() const {}
   __device__ __forceinline__ Half of_half(int) const { return {}; }
   __device__ __forceinline__ void finish(float (&sum)[128]) const {
 #pragma unroll
-    for (int i = 0; i < 128; ++i) sum[i] = sum[i] * factors.first * factors.second;
+    for (int i = 0; i < 128; ++i) sum[i] *= scale;
   }
 };
 
@@ -137,27 +88,14 @@ struct NothingElse {
   __device__ __forceinline__ void operator()() const {}
 };
 
-// The order of the two warpgroups in which they issue chains of wgmma: in turns, the first one first. Chains that begin
-// together would share the tensor cores and end together; then both warpgroups add, and the tensor cores have no work.
-// Both warpgroups issue as many chains.
-struct ChainTurns {
-  // By the second warpgroup, before its first chain.
-  static __device__ __forceinline__ void init(uint32_t group) {
-    if (group == 1) pass(group);
-  }
-  static __device__ __forceinline__ void wait(uint32_t group) { named_barrier_sync(1 + group, 256); }
-  static __device__ __forceinline__ void pass(uint32_t group) { named_barrier_arrive(2 - group, 256); }
-};
-
 constexpr int32_t kStepsOfSlot = 4;  // of 32 along K
 
 // Sets sum to the product of a tile, num_k >= 1 slots. Elements [64 half, 64 half + 64) are the columns
 // of a half, as the registers of WgmmaE4m3 have them. Each warp calls meanwhile() once in a slot, while the tensor
 // cores multiply. kCutsLast: of the last slot only last_steps are multiplied, 1 to kStepsOfSlot; the rest is zeros.
-// kInTurns: ChainTurns::init() came before.
-// scales.load(k) comes before a slot has landed, and scales.landed(slot) after it.
-template <bool kCutsLast = false, bool kInTurns = false, GroupedGemmConfig kConfig, class Scales,
-          class Meanwhile = NothingElse>
+// scales.load(k) comes before a slot has landed, scales.landed(slot) after it, and scales.before_release() before the
+// warp gives the slot back.
+template <bool kCutsLast = false, GroupedGemmConfig kConfig, class Scales, class Meanwhile = NothingElse>
 __device__ __forceinline__ void scaled_product(float (&sum)[128], const SlotRing<kConfig>& ring,
                                                SlotCursor<kConfig>& at, uint32_t group, int32_t num_k, Scales scales,
                                                Meanwhile meanwhile = {}, int32_t last_steps = kStepsOfSlot) {
@@ -185,7 +123,6 @@ __device__ __forceinline__ void scaled_product(float (&sum)[128], const SlotRing
           Scales::Multiply::multiply(acc, a + 2 * step, b + 2 * step, /*accumulate=*/step > 0);
         wgmma_commit();
       };
-      if constexpr (kInTurns) ChainTurns::wait(group);
       if (!kCutsLast || steps == 4)
         chain(std::integral_constant<int, 4>{});
       else if (steps == 3)
@@ -194,9 +131,8 @@ __device__ __forceinline__ void scaled_product(float (&sum)[128], const SlotRing
         chain(std::integral_constant<int, 2>{});
       else
         chain(std::integral_constant<int, 1>{});
-      if constexpr (kInTurns) ChainTurns::pass(group);
       if (half == 0) meanwhile();
-      auto of_half = scales.of_half(half);
+      const auto of_half = scales.of_half(half);
       const uint32_t slot = at.stage;
       if (half == 1) {  // what the next slot needs, while this one is multiplied
         at.advance();
@@ -208,8 +144,10 @@ __device__ __forceinline__ void scaled_product(float (&sum)[128], const SlotRing
       }
       wgmma_wait<0>();
       hold_registers(acc);
-      if (half == 1) ring.release(slot);
-      of_half.begin(acc);
+      if (half == 1) {
+        scales.before_release();
+        ring.release(slot);
+      }
 #pragma unroll
       for (int i = 0; i < 64; ++i) sum[64 * half + i] = of_half.added(sum[64 * half + i], acc[i], i);
     }
@@ -240,7 +178,7 @@ template <class Op, class MultiplyA>
 __device__ __forceinline__ TensorTileScales<MultiplyA> tile_scales(const typename Op::Params&,
                                                                    const TensorScales<MultiplyA>& all,
                                                                    const TileNote& tile, int32_t) {
-  return {ScaleFactors(__ldg(all.a), __ldg(all.b + tile.expert))};
+  return {__ldg(all.a) * __ldg(all.b + tile.expert)};
 }
 
 // The consumers of an Op with `scales`, BlockScales or TensorScales, in its Params:
