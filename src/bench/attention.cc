@@ -1,11 +1,16 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "bench/attention_check.h"
 #include "bench/timing.h"
+#include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_scratch.h"
+#include "ops/attention/portable_attention_config.h"
 
 namespace moebius {
 namespace {
@@ -33,6 +38,26 @@ struct TimedAttention {
   void (*run)(Stream&, const Op&);
 };
 
+// Returns whether our own kernels for these tensors are the portable ones.
+template <class Op>
+bool is_portable(const Stream& s, const Op& op) {
+  return s.device() == DeviceKind::cuda && !(uses_hopper_kernels(s) && cuda::sm90_takes(op));
+}
+
+// Returns the configs of the portable kernels that run the op; empty if it runs on others.
+template <class Op>
+std::string text_of_kernel(const Stream& s, const Op& op, bool is_cudnn) {
+  if (is_cudnn || !is_portable(s, op)) return "";
+  constexpr bool kIsBackward = std::is_same_v<Op, AttentionBwd>;
+  const int64_t v_width = [&] {
+    if constexpr (kIsBackward)
+      return op.v_TGd.dim(2);
+    else
+      return op.v_UGd.dim(2);
+  }();
+  return portable_attention_text(kIsBackward, std::max(op.q_THd.dim(2), v_width), gpu_limits(s));
+}
+
 template <class Op>
 void add_line(BenchDevice& device, const TimedAttention<Op>& timed, Op op, BenchLine line) {
   Stream& s = device.stream();
@@ -46,15 +71,19 @@ void add_line(BenchDevice& device, const TimedAttention<Op>& timed, Op op, Bench
 
 // Adds a line for the kernels that a run uses; two lines if there is a choice.
 template <class Op>
-void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool is_portable) {
-  if (!device.is_gpu() || is_portable || !cudnn_can(op)) return add_line(device, timed, op, {.name = timed.name});
+void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool all_portable) {
+  if (!device.is_gpu() || all_portable || !cudnn_can(op))
+    return add_line(device, timed, op,
+                    {.name = timed.name, .kernel = text_of_kernel(device.stream(), op, /*is_cudnn=*/false)});
   const bool is_cudnn = cudnn_takes(op);
   for (const auto& [kernels, name] : {std::pair(AttentionKernels::own, "own"), {AttentionKernels::cudnn, "cudnn"}}) {
     op.kernels = kernels;
     const bool is_chosen = is_cudnn == (kernels == AttentionKernels::cudnn);
+    const std::string text = text_of_kernel(device.stream(), op, kernels == AttentionKernels::cudnn);
     add_line(device, timed, op,
              {.name = fmt::format("{} {}", timed.name, name),
-              .kernel = is_chosen ? "the kernels that a run takes" : "not what a run takes"});
+              .kernel = fmt::format("{}{}{}", is_chosen ? "the kernels that a run takes" : "not what a run takes",
+                                    text.empty() ? "" : ": ", text)});
   }
 }
 
@@ -119,9 +148,9 @@ BenchReport bench_attention(const BenchSpec& spec) {
                    .scale = fwd.scale,
                    .owns_gpu = true};  // as in a run of one rank
   BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
-  const bool is_portable = spec.kernels == KernelChoice::portable;
-  add_lines<AttentionFwd>(device, {report, tensors, mask, "attention_fwd", attention_fwd}, fwd, is_portable);
-  add_lines<AttentionBwd>(device, {report, tensors, mask, "attention_bwd", attention_bwd}, bwd, is_portable);
+  const bool all_portable = spec.kernels == KernelChoice::portable;
+  add_lines<AttentionFwd>(device, {report, tensors, mask, "attention_fwd", attention_fwd}, fwd, all_portable);
+  add_lines<AttentionBwd>(device, {report, tensors, mask, "attention_bwd", attention_bwd}, bwd, all_portable);
   for (BenchLine& line : report.lines) line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
   return report;
 }

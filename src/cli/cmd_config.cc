@@ -74,7 +74,7 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   const RunSpec run = counted_run(asked, mesh);
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
-  if (spec.target == DeviceKind::cuda) spec.counts_for_hopper = counts_for_hopper(gpus_found());
+  spec.counts_for_hopper = counts_for_hopper(spec.target);
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   return spec;
 }
@@ -124,8 +124,7 @@ Resolved resolve(const Options& o) {
   if (r.run.memory.fit_bytes > 0) {
     RunSpec run = r.run;
     run.parallel.dispatcher = r.dispatcher.kind;
-    const bool for_hopper = run.device != DeviceKind::cuda || counts_for_hopper(gpus_found());
-    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, for_hopper);
+    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, counts_for_hopper(run.device));
     r.run.memory = fit.run.memory;
     r.fit = fit.text();
   }

@@ -34,8 +34,7 @@ struct Recipe {
 void choose_recompute(Recipe& recipe, int num_ranks) {
   RunSpec run = recipe.run;
   if (run.threads == 0 && run.device == DeviceKind::cpu) run.threads = std::max(1, num_available_cpus() / num_ranks);
-  const bool for_hopper = run.device != DeviceKind::cuda || counts_for_hopper(gpus_found());
-  const MemoryFit fit = fit_memory(run, num_ranks, for_hopper);
+  const MemoryFit fit = fit_memory(run, num_ranks, counts_for_hopper(run.device));
   recipe.run.memory = fit.run.memory;
   recipe.fit = fit.text();
 }

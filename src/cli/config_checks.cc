@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "cli/count_text.h"
+#include "config/check/hopper_notes.h"
 #include "data/token_data.h"
 #include "device/accelerator.h"
 #include "train/host_memory.h"
@@ -26,20 +27,6 @@ constexpr KnownGpu kKnownGpus[] = {{"an RTX 4090", 22},   {"an RTX 5090", 30},  
                                    {"an H100", 78, true}, {"an A100 of 80 GB", 78}, {"an H200", 139, true},
                                    {"a B200", 177}};
 
-// Returns the memory that check_device_memory requires.
-int64_t needed_of_gpu(Engine& engine) {
-  const DeviceMemory gpu = engine.device_memory();
-  return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
-}
-
-// Returns the same for GPUs that are not Hopper's, whose kernels need less scratch. The engine counts for Hopper's.
-int64_t needed_of_other_gpu(const Engine& engine) {
-  EngineSpec spec = engine.spec();
-  spec.counts_for_hopper = false;
-  Engine other(spec);
-  return needed_of_gpu(other);
-}
-
 // "; 57.70 GiB of its host's memory are pinned, 128.00 GiB are available here".
 std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   if (pinned.bytes == 0) return "";
@@ -55,7 +42,8 @@ std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   return pinned.bytes <= available ? text : text + ": this host has too little memory for it, with any GPU";
 }
 
-MemoryCheck check_gpu_memory(Engine& engine, int64_t num_ranks, const PinnedMemory& pinned, int64_t available) {
+MemoryCheck check_gpu_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
+                             int64_t available) {
   MemoryCheck v{.needed_bytes = needed_of_gpu(engine)};
   v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
                        num_ranks == 1 ? "" : " by a rank that does not share it");
@@ -67,16 +55,11 @@ MemoryCheck check_gpu_memory(Engine& engine, int64_t num_ranks, const PinnedMemo
     v.text += pinned_text(pinned, available);
     return v;
   }
-  const EngineSpec& spec = engine.spec();
-  const bool needs_hopper =
-      spec.precision.recipe == PrecisionRecipe::fp8_block || (spec.optimizer && spec.optimizer->fuse_grad);
+  const bool needs_hopper = !hopper_notes(run).empty();
   const int64_t of_others = needs_hopper ? v.needed_bytes : needed_of_other_gpu(engine);
   if (of_others != v.needed_bytes) v.text += fmt::format(", {} of one that is not Hopper's", bytes_text(of_others));
   v.text += known_gpus_text(v.needed_bytes, of_others);
-  if (needs_hopper)
-    v.text += ", by memory alone: only Hopper GPUs run this recipe";
-  else if (spec.precision.recipe == PrecisionRecipe::fp8_tensor && spec.precision.has_f8_kernels)
-    v.text += ", counted for Hopper's FP8 kernels: a GPU that emulates the products needs more";
+  if (needs_hopper) v.text += ", by memory alone: only Hopper GPUs run this recipe";
   v.text += "; no GPU is here to ask" + pinned_text(pinned, available);
   if (pinned.bytes > available) v.fits = false;
   return v;
@@ -98,6 +81,18 @@ std::string dataset_line(const DatasetSpec& d, double weights, double tokens) {
 }
 
 }  // namespace
+
+int64_t needed_of_gpu(const Engine& engine) {
+  const DeviceMemory gpu = engine.device_memory();
+  return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
+}
+
+int64_t needed_of_other_gpu(const Engine& engine) {
+  EngineSpec spec = engine.spec();
+  spec.counts_for_hopper = false;
+  spec.precision.has_f8_kernels = false;
+  return needed_of_gpu(Engine(spec));
+}
 
 std::string known_gpus_text(int64_t needed_of_hopper, int64_t needed_of_others) {
   std::string text;
@@ -137,7 +132,7 @@ PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>
 
 MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
                               int64_t available) {
-  if (run.device == DeviceKind::cuda) return check_gpu_memory(engine, num_ranks, pinned, available);
+  if (run.device == DeviceKind::cuda) return check_gpu_memory(engine, run, num_ranks, pinned, available);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
   MemoryCheck v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;

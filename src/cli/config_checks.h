@@ -26,6 +26,12 @@ struct PinnedMemory {
 // of_stage: bytes that a rank of each pipeline stage pins. Machines have ranks with consecutive numbers.
 PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>& of_stage, int64_t ranks_per_machine);
 
+// Returns the bytes of a GPU that check_device_memory() requires of an engine on the null device that counts for a GPU.
+int64_t needed_of_gpu(const Engine& engine);
+// Returns the same for a GPU that is not Hopper's. Its kernels may need less scratch, and with fp8_tensor more, because
+// it emulates the products.
+int64_t needed_of_other_gpu(const Engine& engine);
+
 // Returns the end of a sentence about a rank that needs these bytes of a Hopper GPU or of another one: which GPUs of a
 // table have them free.
 //   ": fits an H200 (139 GiB free), a B200 (177); does not fit an RTX 4090 (22 GiB free), ..."

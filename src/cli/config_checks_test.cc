@@ -1,6 +1,10 @@
 #include "cli/config_checks.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "device/accelerator.h"
+#include "engine/engine_spec.h"
 
 namespace moebius {
 namespace {
@@ -32,6 +36,67 @@ TEST(ConfigVerdict, NamesTheGpusThatARecipeFits) {
             ": fits an A100 of 80 GB (78 GiB free), an H200 (139), a B200 (177); does not fit an RTX 4090 (22 GiB "
             "free), an RTX 5090 (30), an L40S (43), an H100 (78)")
       << "an A100 runs kernels with less scratch";
+}
+
+// A small run on a GPU, on a machine that has none, in bf16.
+RunSpec small_gpu_run(const std::vector<std::string>& more) {
+  std::vector<std::string> set{"run.device=cuda",
+                               "run.threads=1",
+                               "precision.compute=bf16",
+                               "model.hidden_size=512",
+                               "model.head_dim=128",
+                               "model.intermediate_size=128",
+                               "model.moe_intermediate_size=1024",
+                               "model.shared_expert_intermediate_size=128",
+                               "model.max_position_embeddings=1024",
+                               "data.separate_documents=false",
+                               "train.micro_batch=1",
+                               "train.seq_len=1024"};
+  set.insert(set.end(), more.begin(), more.end());
+  return load_run_spec(MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", set);
+}
+
+EngineSpec on_no_gpu(const RunSpec& run) {
+  EngineSpec spec = training_engine_spec(run);
+  spec.device = DeviceKind::null;
+  return spec;
+}
+
+// It emulates the products, with operands in bf16 beside the quantised ones.
+TEST(ConfigVerdict, CountsEmulatedProductsForGpusThatAreNotHoppers) {
+  const EngineSpec spec = on_no_gpu(small_gpu_run({"precision.recipe=fp8_tensor"}));
+  ASSERT_TRUE(spec.precision.has_f8_kernels);
+  EngineSpec emulates = spec, has_kernels = spec;
+  emulates.counts_for_hopper = has_kernels.counts_for_hopper = false;
+  emulates.precision.has_f8_kernels = false;
+  const Engine engine(spec);
+  EXPECT_EQ(needed_of_other_gpu(engine), needed_of_gpu(Engine(emulates)));
+  EXPECT_GT(needed_of_other_gpu(engine), needed_of_gpu(Engine(has_kernels)));
+}
+
+TEST(ConfigVerdict, CountsLessScratchForGpusThatAreNotHoppers) {
+  const EngineSpec spec = on_no_gpu(small_gpu_run({}));
+  EngineSpec other = spec;
+  other.counts_for_hopper = false;
+  const Engine engine(spec);
+  EXPECT_EQ(needed_of_other_gpu(engine), needed_of_gpu(Engine(other)));
+  EXPECT_LE(needed_of_other_gpu(engine), needed_of_gpu(engine));
+}
+
+// `config` says of runs that other GPUs refuse that the memory alone is compared.
+TEST(ConfigVerdict, SaysWhichRunsNeedAHopperGpu) {
+  if (Accelerator::count() > 0) GTEST_SKIP() << "the GPU here is asked";
+  const auto text = [](const std::vector<std::string>& more) {
+    const RunSpec run = small_gpu_run(more);
+    Engine engine(on_no_gpu(run));
+    return check_rank_memory(engine, run, 2, {}, int64_t{1} << 40).text;
+  };
+  const auto needs_hopper = ::testing::HasSubstr("by memory alone: only Hopper GPUs run this recipe");
+  EXPECT_THAT(text({}), ::testing::Not(needs_hopper));
+  EXPECT_THAT(text({"precision.recipe=fp8_tensor"}), ::testing::Not(needs_hopper));
+  EXPECT_THAT(text({"precision.recipe=fp8_block"}), needs_hopper);
+  EXPECT_THAT(text({"parallel.ep=2", "parallel.dispatcher=direct", "parallel.expert_overlap=batch_split"}),
+              needs_hopper);
 }
 
 // The sum is over the ranks of one machine, as in `train`, of the machine whose ranks pin most.

@@ -18,7 +18,7 @@ GpuLimits& kept_limits(const Stream& s) {
 
 int64_t documented_shared_kib(int major, int minor) {
   if (major == 8) return minor == 0 || minor == 7 ? 164 : 100;
-  return major == 9 || major == 10 ? 228 : 100;
+  return major >= 9 && major <= 11 ? 228 : 100;
 }
 
 }  // namespace

@@ -172,6 +172,8 @@ bool counts_for_hopper(const GpusFound& found) {
          });
 }
 
+bool counts_for_hopper(DeviceKind device) { return device != DeviceKind::cuda || counts_for_hopper(gpus_found()); }
+
 bool compiles_ptx(const GpusFound& found) {
   return std::any_of(found.visible.begin(), found.visible.end(),
                      [&](const GpuFound& gpu) { return native_code_for(found, gpu) == 0; });

@@ -44,6 +44,9 @@ bool compiles_ptx(const GpusFound& found);
 // Returns whether a plan has to count the memory of Hopper kernels, which need the most scratch: a visible GPU is
 // Hopper's, or none is visible.
 bool counts_for_hopper(const GpusFound& found);
+// Returns the same for the GPUs of this machine and a run on this device. A run on the CPU needs no GPU's memory, and
+// has the default, true.
+bool counts_for_hopper(DeviceKind device);
 // Returns the index of the first visible GPU of each kind, where GPUs of one name and capability are one kind.
 std::vector<int> distinct_gpus(const GpusFound& found);
 // Describes the kernels that a run with this choice uses on the GPU with this index, and their code.

@@ -63,7 +63,7 @@ struct EngineSpec {
   uint64_t seed = 0;
 };
 
-// Returns the limits by which this spec's GPU chooses kernels: its own, those of the thread's current GPU, or gpu_limits.
+// Returns the limits by which this spec's GPU chooses kernels: gpu_limits, else those of the thread's current GPU.
 GpuLimits limits_of_gpu(const EngineSpec& spec);
 
 // Returns the kernels of the thread's current GPU with this spec. On the null device: of the GPU that it counts for.

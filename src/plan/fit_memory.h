@@ -27,14 +27,14 @@ struct MemoryFit {
 void leave_out_recomputed(MemorySpec& memory);
 
 // Returns the run with its memory.recompute chosen if that is "auto", else as it is. machine: its rates only decide
-// which set costs least; its GPU decides which kernels' scratch counts. parallel.dispatcher = "auto" must fit both with the direct dispatcher and without.
-// Throws Error{usage} with the minimum bytes if nothing fits, and if the recompute is given and the run
-// needs more than memory.fit. Throws the errors of planned_engine_spec() too.
+// which set costs least; its GPU decides which kernels' scratch counts. parallel.dispatcher = "auto" must fit both with
+// the direct dispatcher and without. Throws Error{usage} with the minimum bytes if nothing fits, and if the recompute
+// is given and the run needs more than memory.fit. Throws the errors of planned_engine_spec() too.
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
 
-// Does the same with the rates of an H100 or of a CPU, depending on run.device. for_hopper: whether a GPU of the run may
-// be Hopper's, whose kernels need the most scratch; as counts_for_hopper() in device/gpus_found.h returns it.
-MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper = true);
+// Does the same with the rates of an H100 or of a CPU, depending on run.device. for_hopper: whether a GPU of the run
+// may be Hopper's, whose kernels need the most scratch; as counts_for_hopper() in device/gpus_found.h returns it.
+MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper);
 
 }  // namespace moebius

@@ -7,6 +7,8 @@
 
 #include "device/accelerator.h"
 #include "device/gpu_limits.h"
+#include "ops/attention/portable_attention_config.h"
+#include "ops/grouped_gemm/portable_gemm_config.h"
 #include "tests/equivalence/gpu_specs.h"
 
 namespace moebius {
@@ -18,9 +20,12 @@ struct OtherGpu {
 };
 void PrintTo(const OtherGpu& gpu, std::ostream* out) { *out << gpu.name; }
 
-// The last has fewer multiprocessors than any such GPU, so that its blocks walk over many tiles.
+// The small ones have fewer multiprocessors than any such GPU. So their products have large tiles, over which blocks
+// walk. On the others the products of these small models have the tiles that they have on an H100 or H200 too, and
+// attention alone has other configs.
 const OtherGpu kOtherGpus[] = {{"A100", documented_gpu_limits(8, 0, 108)},
                                {"RTX_4090", documented_gpu_limits(8, 9, 128)},
+                               {"small_A100", documented_gpu_limits(8, 0, 2)},
                                {"small_Ada", documented_gpu_limits(8, 9, 2)}};
 
 class OnGpuAsAnother : public ::testing::TestWithParam<OtherGpu> {
@@ -44,6 +49,45 @@ class OnGpuAsAnother : public ::testing::TestWithParam<OtherGpu> {
 
 constexpr EngineSpec (*kModels[])(DeviceKind, DType, bool) = {wide_spec_on, documents_on, balanced_on, recomputed_on,
                                                               wide_latent_on};
+
+struct Configs {
+  std::vector<PortableGemmConfig> products;  // of the experts: up, down, their gradients, and that of down_proj
+  std::vector<PortableAttentionConfig> attention;
+};
+
+// Returns the configs that the portable kernels of this model have on a GPU with these limits.
+Configs configs_of(const EngineSpec& spec, const GpuLimits& limits) {
+  const ModelSpec& m = spec.model;
+  const int64_t D = m.hidden_size, F = m.moe_intermediate_size, E = m.num_experts;
+  const int64_t R = spec.shape.batch * spec.shape.seq * m.top_k;
+  const auto product = [&](int64_t rows, int64_t columns, GroupedEpilogue epilogue) {
+    return choose_portable_config({.num_experts = E, .m = rows, .n = columns, .epilogue = epilogue}, limits);
+  };
+  Configs c{.products = {product(R, 2 * F, GroupedEpilogue::gated_activation), product(R, D, GroupedEpilogue::store),
+                         product(R, F, GroupedEpilogue::gated_activation_bwd), product(R, D, GroupedEpilogue::store),
+                         product(D, F, GroupedEpilogue::add_f32)}};
+  for (const AttentionPass pass : {AttentionPass::fwd, AttentionPass::dq, AttentionPass::dkv})
+    c.attention.push_back(choose_portable_attention(pass, m.head_dim, limits));
+  return c;
+}
+
+// Without this the tests below could compare a GPU with itself.
+TEST_P(OnGpuAsAnother, ChoosesOtherConfigsThanThisGpu) {
+  const GpuLimits own = query_gpu_limits(), other = GetParam().limits;
+  if (own.shared_bytes_per_block == other.shared_bytes_per_block) GTEST_SKIP() << "the limits of this GPU";
+  int64_t products = 0, attention = 0;
+  for (const auto model : kModels) {
+    const EngineSpec spec = portable(model);
+    const Configs here = configs_of(spec, own), there = configs_of(spec, other);
+    products += here.products != there.products;
+    attention += here.attention != there.attention;
+  }
+  EXPECT_GT(attention, 0);
+  if (other.num_multiprocessors > 2) return;
+  EXPECT_GT(products, 0);
+  const PortableGemmConfig large = other.shared_bytes_per_block > kMinSharedBytes ? kPortableDeep : kPortableWide;
+  EXPECT_EQ(configs_of(portable(wide_spec_on), other).products.front(), large);
+}
 
 // Returns the bytes that `config` predicts for this GPU, without using one.
 int64_t predicted_bytes(EngineSpec spec) {

@@ -51,6 +51,7 @@ std::vector<Case> cases() {
           {"gpt_oss", gpt_oss_like()},
           {"q_and_v", tiny_model(), some({"q_proj", "v_proj"})},
           {"router", tiny_model(), some({"mlp.gate"})},
+          {"router_of_gpt_oss", gpt_oss_like(), some({"mlp.gate"})},
           {"up_of_experts", tiny_model(), some({"mlp.experts.*.up_proj"})},
           {"down_of_experts", tiny_model(), some({"mlp.experts.*.down_proj"})},
           {"down_of_layer_0", tiny_model(), some({"model.layers.0.mlp.down_proj"})},
@@ -74,6 +75,17 @@ void draw_b(Engine& engine) {
     if (p.spec.kind != ParamKind::adapter || p.spec.init != ParamInit::zeros) continue;
     const Rng rng(5, RngSite::bench, 0, key_of(p.spec.name.c_str()));
     for (int64_t i = 0; i < p.master().numel(); ++i) p.master().ptr<float>()[i] = 0.2f * rng.normal(i);
+  }
+  Stream s = engine.stream();
+  engine.model().params().sync(s);
+}
+
+// The bias of a router begins at 0 too. Logits are x W + b, and then the adapter adds to them.
+void draw_router_biases(Engine& engine) {
+  for (const Param& p : engine.model().params().all()) {
+    if (p.spec.kind != ParamKind::bias || !p.spec.name.ends_with(".mlp.gate.bias")) continue;
+    const Rng rng(6, RngSite::bench, 0, key_of(p.spec.name.c_str()));
+    for (int64_t i = 0; i < p.master().numel(); ++i) p.master().ptr<float>()[i] = 0.5f * rng.normal(i);
   }
   Stream s = engine.stream();
   engine.model().params().sync(s);
@@ -134,6 +146,8 @@ TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
   init_params(adapted);
   init_params(merged);
   draw_b(adapted);
+  draw_router_biases(adapted);
+  draw_router_biases(merged);
   const Matrices adapters = parts_of(adapted, /*gradients=*/false);
   int64_t num_merged = 0;
   for (const Param& p : merged.model().params().all()) {

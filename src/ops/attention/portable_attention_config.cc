@@ -26,6 +26,24 @@ std::string to_string(const PortableAttentionConfig& c) {
                      c.stages == 1 ? "" : "s", c.warps);
 }
 
+// A kernel is compiled for the registers of tile().blocks blocks of the most warps.
+int64_t blocks_of_multiprocessor(const PortableAttentionConfig& c, const GpuLimits& limits) {
+  const PortableAttentionTile tile = c.tile();
+  return std::min<int64_t>(tile.blocks * tile.max_warps / c.warps, limits.blocks_together(c.shared_bytes()));
+}
+
+std::string portable_attention_text(bool is_backward, int64_t width, const GpuLimits& limits) {
+  std::string text = "mma.sync";
+  for (const AttentionPass pass : {AttentionPass::fwd, AttentionPass::dq, AttentionPass::dkv}) {
+    if ((pass != AttentionPass::fwd) != is_backward) continue;
+    const PortableAttentionConfig config = choose_portable_attention(pass, width, limits);
+    const int64_t blocks = blocks_of_multiprocessor(config, limits);
+    text += fmt::format("{} {}, {} block{} a multiprocessor", pass == AttentionPass::dkv ? ";" : ",", to_string(config),
+                        blocks, blocks == 1 ? "" : "s");
+  }
+  return text;
+}
+
 unsigned portable_attention_blocks(const char* who, const PortableAttentionConfig& config, int64_t rows) {
   const int64_t blocks = div_ceil(rows, config.block_rows()), most = cuda::kMaxHeadsOrBatch * config.block_rows();
   MOEBIUS_CHECK(usage, rows <= most,

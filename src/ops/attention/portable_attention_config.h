@@ -62,6 +62,9 @@ struct PortableAttentionConfig {
 // Returns a string such as "dkv, heads to 96: 128 rows a block, steps of 64, 2 stages, 8 warps"
 std::string to_string(const PortableAttentionConfig& config);
 
+// Returns how many blocks a multiprocessor of this GPU holds, by registers and by shared memory.
+int64_t blocks_of_multiprocessor(const PortableAttentionConfig& config, const GpuLimits& limits);
+
 // Returns the blocks for a sequence of this many rows, which are one dimension of a grid. rows: queries or keys,
 // whichever the blocks of the pass have. Throws Error{usage} if a grid cannot have so many. who: the op.
 unsigned portable_attention_blocks(const char* who, const PortableAttentionConfig& config, int64_t rows);
@@ -69,5 +72,10 @@ unsigned portable_attention_blocks(const char* who, const PortableAttentionConfi
 // Returns the config of a pass, for the larger of the head widths. REQUIRES: 1 <= width <= 256.
 // Throws Error{internal} if none fits: the GPU has less than 98 KiB of shared memory per block.
 PortableAttentionConfig choose_portable_attention(AttentionPass pass, int64_t width, const GpuLimits& limits);
+
+// Returns what is chosen for a forward pass, or for a backward pass, and the blocks of a multiprocessor, such as
+// "mma.sync, fwd, heads to 96: 128 rows a block, steps of 64, 1 stage, 4 warps, 1 block a multiprocessor". The passes
+// of a backward pass have a semicolon between them.
+std::string portable_attention_text(bool is_backward, int64_t width, const GpuLimits& limits);
 
 }  // namespace moebius

@@ -51,6 +51,27 @@ TEST(PortableAttentionConfig, HasMoreStagesAndWarpsWhereSharedMemoryIsLarger) {
   EXPECT_EQ(text(AttentionPass::dq, 1, kA100), "dq, heads to 32: 128 rows a block, steps of 32, 2 stages, 4 warps");
 }
 
+// On GPUs with 99 KiB for a block, one block of four warps is on a multiprocessor where there are two elsewhere.
+TEST(PortableAttentionConfig, SaysHowManyBlocksAMultiprocessorHolds) {
+  const auto blocks = [](AttentionPass pass, int64_t width, const GpuLimits& gpu) {
+    return blocks_of_multiprocessor(choose_portable_attention(pass, width, gpu), gpu);
+  };
+  EXPECT_EQ(blocks(AttentionPass::fwd, 64, kRtx4090), 2);
+  EXPECT_EQ(blocks(AttentionPass::dq, 32, kRtx4090), 2);
+  for (const int64_t width : {96, 128}) {
+    EXPECT_EQ(blocks(AttentionPass::fwd, width, kRtx4090), 1) << width;
+    EXPECT_EQ(blocks(AttentionPass::fwd, width, kA100), 2) << width;
+  }
+  for (const int64_t width : {64, 96, 128}) EXPECT_EQ(blocks(AttentionPass::dq, width, kRtx4090), 1) << width;
+  EXPECT_EQ(blocks(AttentionPass::dkv, 80, kA100), 2) << "two blocks of half the warps";
+  EXPECT_EQ(portable_attention_text(false, 96, kRtx4090),
+            "mma.sync, fwd, heads to 96: 128 rows a block, steps of 64, 1 stage, 4 warps, 1 block a multiprocessor");
+  EXPECT_EQ(
+      portable_attention_text(true, 80, kA100),
+      "mma.sync, dq, heads to 96: 128 rows a block, steps of 32, 2 stages, 4 warps, 2 blocks a multiprocessor; dkv, "
+      "heads to 96: 64 rows a block, steps of 64, 2 stages, 4 warps, 2 blocks a multiprocessor");
+}
+
 TEST(PortableAttentionConfig, RefusesSequencesOfMoreBlocksThanAGridHas) {
   const PortableAttentionConfig config = choose_portable_attention(AttentionPass::fwd, 200, kRtx4090);
   constexpr int64_t kMax = 65535 * 64;
