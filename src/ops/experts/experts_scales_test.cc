@@ -1,5 +1,5 @@
-// Products of experts with FP8 operands whose scales are at the ends of f32, and of many experts, on every device:
-// against the definitions in double, on the values of the operands.
+// Products of experts with FP8 operands whose scales have products at the ends of f32, and of many experts, on every
+// device: against the definitions in double, on the values of the operands.
 #include <cmath>
 
 #include "ops/experts/experts_quantised_testing.h"
@@ -69,33 +69,48 @@ Values times(Values x, double factor) {
   return x;
 }
 
-// The product of the scales is below the smallest number of f32, and results are not.
+// The top of the elements: the largest one is 1.75 * 2^top.
+int top_of(DType element) { return element == DType::f8_e5m2 ? 15 : 8; }
+
+// Multiples of 1/8 from -7/8 to 7/8 [rows, columns]. They are 15, and all of them are in 15 consecutive rows of a column
+// and in 15 consecutive columns of a row. So the scale of a block is 2^(-1 - top), and its elements are exact.
+Values eighths(int64_t rows, int64_t columns, int64_t row_step, int64_t column_step) {
+  Values x;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c)
+      x.push_back(static_cast<double>((r * row_step + c * column_step) % 15 - 7) / 8);
+  }
+  return x;
+}
+
+// The product of the scales is the smallest number of f32.
 TEST(ScalesOfExperts, SmallScalesGiveSmallGradients) {
   on_each_device_and_format([](Stream& s, const Format& format) {
     constexpr int64_t kR = 200, kM = 48, kN = 64;
-    const Gradient g(s, format, Array::normal({kR, kM}, DType::bf16, 1, 0x1p-72),
-                     Array::normal({kR, kN}, DType::bf16, 2, 0x1p-68), {0, 130, 130, kR});
-    constexpr double kSize = 0x1p-137;  // of results, which have 12 bits left
-    testing::expect_close("dw", times(g.got, 1 / kSize), times(g.want, 1 / kSize), 0x1p-7, 1e-6);
+    const double left = std::ldexp(1, top_of(format.left) - 78), right = 0x1p-61;
+    const Gradient g(s, format, Array::of({kR, kM}, DType::bf16, times(eighths(kR, kM, 7, 4), left)),
+                     Array::of({kR, kN}, DType::bf16, times(eighths(kR, kN, 11, 8), right)), {0, 150, 150, kR});
+    const double size = left * right;  // of results
+    testing::expect_close("dw", times(g.got, 1 / size), times(g.want, 1 / size), 0x1p-11, 1e-6);
   });
 }
 
-// The product of the scales is above the largest number of f32. Large elements meet zeros, so sums are finite.
+// The product of the scales is the largest power of two of f32. Large elements meet zeros, so sums are finite.
 TEST(ScalesOfExperts, LargeScalesGiveFiniteGradients) {
   on_each_device_and_format([](Stream& s, const Format& format) {
     constexpr int64_t kR = 150, kM = 48, kN = 64;
-    const double largest = format.left == DType::f8_e5m2 ? 0x1p95 : 0x1p87;
-    Values left = Array::normal({kR, kM}, DType::bf16, 1).values(),
-           right = Array::normal({kR, kN}, DType::bf16, 2).values();
+    const int top = top_of(format.left);
+    const double small = std::ldexp(1, -5 - top);  // of the left side, against its large elements
+    Values left = times(eighths(kR, kM, 7, 4), std::ldexp(1, top + 72)), right = times(eighths(kR, kN, 11, 8), 0x1p65);
     for (int64_t r = 0; r < kR; ++r) {
-      const int64_t kind = r % 4;
-      for (int64_t m = 0; m < kM; ++m) left[r * kM + m] *= kind == 0 ? 0 : kind == 2 ? largest : 0x1p73;
-      for (int64_t n = 0; n < kN; ++n) right[r * kN + n] *= kind == 0 ? 0x1p57 : kind == 2 ? 0 : 0x1p43;
+      const int64_t kind = r / 32 % 4;
+      for (int64_t m = 0; m < kM; ++m) left[r * kM + m] *= kind == 0 ? 0 : kind == 2 ? 1 : small;
+      for (int64_t n = 0; n < kN; ++n) right[r * kN + n] *= kind == 0 ? 1 : kind == 2 ? 0 : 0x1p-13;
     }
     const Gradient g(s, format, Array::of({kR, kM}, DType::bf16, left), Array::of({kR, kN}, DType::bf16, right),
                      {0, kR});
     constexpr double kSize = 0x1p119;  // of results
-    testing::expect_close("dw", times(g.got, 1 / kSize), times(g.want, 1 / kSize), 0x1p-8, 1e-6);
+    testing::expect_close("dw", times(g.got, 1 / kSize), times(g.want, 1 / kSize), 0x1p-11, 1e-6);
   });
 }
 
@@ -104,8 +119,7 @@ TEST(ScalesOfExperts, LargeScalesOfRowsAndWeightsGiveZeros) {
   testing::on_each_device([](Stream& s) {
     for (const bool blocks : {true, false}) {
       constexpr int64_t kR = 140, kD = 48, kF = 128;
-      Values a = Array::normal({kR, kF}, DType::bf16, 1, 0x1p100).values(),
-             w2 = Array::normal({2, kD, kF}, DType::bf16, 2, 0x1p60).values();
+      Values a = times(eighths(kR, kF, 7, 4), 0x1p80), w2 = times(eighths(2 * kD, kF, 11, 8), 0x1p65);
       for (size_t i = 0; i < a.size(); ++i) a[i] *= i % kF < kF / 2;
       for (size_t i = 0; i < w2.size(); ++i) w2[i] *= i % kF >= kF / 2;
       QuantisedArray a_q({kR, kF}, DType::f8_e4m3, blocks ? row_blocks : per_tensor),
@@ -121,19 +135,22 @@ TEST(ScalesOfExperts, LargeScalesOfRowsAndWeightsGiveZeros) {
   });
 }
 
-// More experts than a GPU's kernel balances over its blocks; most have no row or few.
+// The largest number of experts that a GPU's kernel balances over its blocks, and more; most have no row or few.
 TEST(ManyExperts, GradientsAreThoseOfTheReference) {
   on_each_device_and_format([](Stream& s, const Format& format) {
-    constexpr int64_t kE = 1100, kM = 272, kN = 16;
-    std::vector<int32_t> offsets{0};
-    for (int32_t e = 0; e < kE; ++e) offsets.push_back(offsets.back() + (e % 97 == 5 ? 131 : e % 3));
-    const int64_t R = offsets.back();
-    const Array left = Array::normal({R, kM}, DType::bf16, 1), right = Array::normal({R, kN}, DType::bf16, 2);
-    const double sum = s.device() == DeviceKind::cuda ? 0x1p-11 : 0x1p-18;
-    const Gradient stored(s, format, left, right, offsets);
-    testing::expect_close("dw", stored.got, stored.want, sum, 1e-6);
-    const Gradient added(s, format, left, right, offsets, Array::normal({kE, kM, kN}, DType::f32, 3).values());
-    testing::expect_close("added dw", added.got, added.want, sum, 1e-6);
+    for (const int32_t E : {860, 861, 1100}) {
+      SCOPED_TRACE(E);
+      constexpr int64_t kM = 272, kN = 16;
+      std::vector<int32_t> offsets{0};
+      for (int32_t e = 0; e < E; ++e) offsets.push_back(offsets.back() + (e % 97 == 5 ? 131 : e % 3));
+      const int64_t R = offsets.back();
+      const Array left = Array::normal({R, kM}, DType::bf16, 1), right = Array::normal({R, kN}, DType::bf16, 2);
+      const double sum = s.device() == DeviceKind::cuda ? 0x1p-11 : 0x1p-18;
+      const Gradient stored(s, format, left, right, offsets);
+      testing::expect_close("dw", stored.got, stored.want, sum, 1e-6);
+      const Gradient added(s, format, left, right, offsets, Array::normal({E, kM, kN}, DType::f32, 3).values());
+      testing::expect_close("added dw", added.got, added.want, sum, 1e-6);
+    }
   });
 }
 
