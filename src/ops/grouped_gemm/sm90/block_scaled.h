@@ -4,6 +4,9 @@
 //                  has one scale for each row and each half of the columns. Both are E4M3.
 //   TensorScales   A has one scale, and each B[e] has one. They are applied to the whole product. A is E4M3 or E5M2.
 //
+// The two scales are multiplied first, so f32 must hold their product: at 2^-150 it becomes zero, and at 2^128 infinite
+// (docs/design/numerics.md, "Quantised products").
+//
 // A warpgroup multiplies half a slot at a time, 64 x 128 x 128, and adds it, scaled, to f32 sums in
 // registers (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). While one warpgroup adds, the tensor
 // cores work for the other.
@@ -58,6 +61,22 @@ struct BlockTileScales : BlockSlotScales {
     for (int i = 0; i < 2; ++i) {
       rows[i] = __ldg(row[i] + k);
       columns[i] = __ldg(column[i] + k);
+    }
+  }
+  __device__ __forceinline__ void landed(uint32_t) const {}
+  __device__ __forceinline__ void before_release() const {}
+};
+
+// The same with 32-bit places in a and b: kernels that gather rows spill fewer registers with these.
+struct GatheredTileScales : BlockSlotScales {
+  const float *a, *b;
+  uint32_t row[2], column[2];
+
+  __device__ __forceinline__ void load(int32_t k) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = __ldg(a + (row[i] + static_cast<uint32_t>(k)));
+      columns[i] = __ldg(b + (column[i] + static_cast<uint32_t>(k)));
     }
   }
   __device__ __forceinline__ void landed(uint32_t) const {}
@@ -162,15 +181,25 @@ struct WarpMemory {
 
 // The scales of a tile for a thread of a warp whose 16 rows begin at warp_row; of an Op as consume_scaled() has it.
 template <class Op>
-__device__ __forceinline__ BlockTileScales tile_scales(const typename Op::Params& p, const BlockScales& all,
-                                                       const TileNote& tile, int32_t warp_row) {
-  BlockTileScales scales;
+__device__ __forceinline__ auto tile_scales(const typename Op::Params& p, const BlockScales& all, const TileNote& tile,
+                                            int32_t warp_row) {
+  std::conditional_t<Op::kGather, GatheredTileScales, BlockTileScales> scales;
+  if constexpr (Op::kGather) {
+    scales.a = all.a;
+    scales.b = all.b;
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int32_t row = min(warp_row + static_cast<int32_t>(threadIdx.x % 32 / 4) + 8 * i, tile.end_row - 1);
     const int32_t block = min(Op::column_block(p, tile.n, i), all.blocks_n - 1);
-    scales.row[i] = all.a + static_cast<int64_t>(Op::source_row(p, row)) * p.num_k;
-    scales.column[i] = all.b + (static_cast<int64_t>(tile.expert) * all.blocks_n + block) * p.num_k;
+    const int32_t source = Op::source_row(p, row);
+    if constexpr (Op::kGather) {
+      scales.row[i] = static_cast<uint32_t>(source) * p.num_k;
+      scales.column[i] = static_cast<uint32_t>(tile.expert * all.blocks_n + block) * p.num_k;
+    } else {
+      scales.row[i] = all.a + static_cast<int64_t>(source) * p.num_k;
+      scales.column[i] = all.b + (static_cast<int64_t>(tile.expert) * all.blocks_n + block) * p.num_k;
+    }
   }
   return scales;
 }
