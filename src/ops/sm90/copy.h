@@ -45,6 +45,12 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
+// Reads a box of the map into L2 alone. One thread issues it, and nothing waits for it.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int32_t x, int32_t y, int32_t z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 // Stores a box from shared memory; what is outside the map's dims is not written. fence_proxy_async
 // and a barrier come before it; one thread issues it, commits and waits.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, int32_t x, int32_t y) {

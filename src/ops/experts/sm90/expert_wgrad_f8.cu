@@ -133,6 +133,7 @@ __device__ void load(const WgradParams& p, const SlotRing<kConfig>& ring, const 
       tma_load(ring.a(at.stage), &p.a, full, k, tile.m * kConfig.tile_m);
       tma_load_multicast(ring.b(at.stage) + block * Shared::kHalfBytesB, &p.b, full, uint16_t{3}, k,
                          tile.n * kConfig.tile_n + block * kConfig.tile_n / 2);
+      results.prefetch(tile, i);
       if (i == staged_after) results.to_staging(tile);
     }
     if (tile.k.num == 0) results.to_staging(tile);

@@ -55,7 +55,7 @@ struct ResultMemory {
   }
 };
 
-// The loading thread's side: per tile one call of each function. Without accumulate the barriers pass at once.
+// The loading thread's side: per tile one call of each load. Without accumulate the barriers pass at once.
 template <GroupedGemmConfig kConfig>
 struct ResultLoads {
   using Memory = ResultMemory<kConfig>;
@@ -63,6 +63,12 @@ struct ResultLoads {
   Memory memory;
   uint32_t tiles = 0;
 
+  // Reads a strip of the old dw into L2, from which a load then takes it. With one strip in each of the first K steps
+  // of a tile, the blocks do not read all of theirs at one time, at the end.
+  __device__ __forceinline__ void prefetch(const ResultTile& tile, int strip) const {
+    if (dw.accumulate && strip < kPieces)
+      tma_prefetch(&dw.strips, tile.n * kConfig.tile_n + 32 * strip, tile.m * kConfig.tile_m, tile.expert);
+  }
   // Waits until the staged strips of the tile before have been stored.
   __device__ __forceinline__ void to_staging(const ResultTile& tile) {
     mbarrier_wait(memory.empty(), tiles++ % 2 ^ 1);
