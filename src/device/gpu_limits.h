@@ -29,8 +29,8 @@ struct GpuLimits {
   }
 };
 
-// Returns the limits of a GPU of this compute capability: 8.x, 9.0, 10.x, 11.0 and 12.x, as NVIDIA documents them. A later
-// one gets the least that one of 8.0 or later has.
+// Returns the limits of a GPU of this compute capability, as NVIDIA documents them for 8.x, 9.0, 10.x, 11.0 and 12.x.
+// A later one gets the least that one of 8.0 or later has.
 GpuLimits documented_gpu_limits(int capability_major, int capability_minor, int num_multiprocessors);
 
 // Returns the limits of the GPU of s. CUDA is queried once per accelerator.

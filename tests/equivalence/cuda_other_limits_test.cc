@@ -128,6 +128,18 @@ TEST_P(OnGpuAsAnother, PredictedMemoryIsWhatIsUsed) {
   }
 }
 
+TEST_P(OnGpuAsAnother, OffloadingChangesNoBit) {
+  for (const bool graph : {false, true}) {
+    EngineSpec spec = as_other(portable(wide_spec_on, graph));
+    Engine kept(spec);
+    spec.offload.tensors.layer = true;
+    Engine moved(spec);
+    EXPECT_GT(moved.plan().offloaded_bytes(), 0);
+    EXPECT_EQ(train(initialised(moved), 5), train(initialised(kept), 5));
+    EXPECT_EQ(masters(moved), masters(kept));
+  }
+}
+
 double rms_difference(const std::vector<double>& a, const std::vector<double>& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);

@@ -80,15 +80,19 @@ void draw_b(Engine& engine) {
   engine.model().params().sync(s);
 }
 
-// The bias of a router begins at 0 too. Logits are x W + b, and then the adapter adds to them.
-void draw_router_biases(Engine& engine) {
+// The bias of a router begins at 0 too. Logits are x W + b, and then the adapter adds to them. Returns how many
+// biases were drawn.
+int64_t draw_router_biases(Engine& engine) {
+  int64_t num_drawn = 0;
   for (const Param& p : engine.model().params().all()) {
     if (p.spec.kind != ParamKind::bias || !p.spec.name.ends_with(".mlp.gate.bias")) continue;
     const Rng rng(6, RngSite::bench, 0, key_of(p.spec.name.c_str()));
     for (int64_t i = 0; i < p.master().numel(); ++i) p.master().ptr<float>()[i] = 0.5f * rng.normal(i);
+    ++num_drawn;
   }
   Stream s = engine.stream();
   engine.model().params().sync(s);
+  return num_drawn;
 }
 
 using Matrices = std::map<std::string, std::vector<float>>;
@@ -146,8 +150,9 @@ TEST_P(Lora, EqualsTheMergedModelAndItsGradients) {
   init_params(adapted);
   init_params(merged);
   draw_b(adapted);
-  draw_router_biases(adapted);
-  draw_router_biases(merged);
+  const int64_t num_biases = c.model.router_bias ? c.model.num_layers : 0;  // each layer of such a model has a router
+  EXPECT_EQ(draw_router_biases(adapted), num_biases);
+  EXPECT_EQ(draw_router_biases(merged), num_biases);
   const Matrices adapters = parts_of(adapted, /*gradients=*/false);
   int64_t num_merged = 0;
   for (const Param& p : merged.model().params().all()) {

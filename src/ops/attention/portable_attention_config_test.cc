@@ -63,6 +63,8 @@ TEST(PortableAttentionConfig, SaysHowManyBlocksAMultiprocessorHolds) {
     EXPECT_EQ(blocks(AttentionPass::fwd, width, kA100), 2) << width;
   }
   for (const int64_t width : {64, 96, 128}) EXPECT_EQ(blocks(AttentionPass::dq, width, kRtx4090), 1) << width;
+  EXPECT_EQ(blocks(AttentionPass::dq, 96, kA100), 2);
+  EXPECT_EQ(blocks(AttentionPass::dq, 128, kA100), 1);
   EXPECT_EQ(blocks(AttentionPass::dkv, 80, kA100), 2) << "two blocks of half the warps";
   EXPECT_EQ(portable_attention_text(false, 96, kRtx4090),
             "mma.sync, fwd, heads to 96: 128 rows a block, steps of 64, 1 stage, 4 warps, 1 block a multiprocessor");
