@@ -119,7 +119,7 @@ def check_cudnn(minor, said):
 
 def main():
     failed = sum(check_unfit(*case) for case in CASES) + check_unfit_then_another() + check_fit_then_another()
-    failed += check_cudnn(19, "cuDNN: 9.19, ") + check_cudnn(20, "cuDNN: 9.20 (not used: attention takes 9.19 alone), ")
+    failed += check_cudnn(19, "cuDNN: 9.19, ") + check_cudnn(20, "cuDNN: 9.20 (not used: attention uses only 9.19), ")
     failed += check_cudnn(8, "cuDNN: attention runs on our own kernels only")
     sys.exit(failed != 0)
 

@@ -22,7 +22,7 @@ int run_adapter(const Options& o) {
   const ExportSpec& spec = o.spec;
   MOEBIUS_CHECK(
       usage, o.dtype.empty() && spec.files.empty(),
-      "export --adapter: expected no --dtype and no --files, since adapters are written in f32 and alone; remove "
+      "export --adapter: expected no --dtype and no --files, since adapters are written in f32 and without the model; remove "
       "them");
   const AdapterExportResult r = export_adapter(
       {.out = spec.out, .model = spec.model, .fused_experts = o.fused_experts, .should_stop = spec.should_stop});
@@ -60,7 +60,7 @@ void add_export(Cli& cli) {
                       "folder whose tokenizer and other files are copied; without it: those that were imported");
   const Argument* adapter =
       command->add_flag("--adapter", o->adapter,
-                        "write the adapters of a run with [lora] alone, in PEFT's format; without it they are merged");
+                        "write only the adapters of a run with [lora], in PEFT's format; without it they are merged");
   command
       ->add_flag("--fused-experts", o->fused_experts,
                  "with --adapter: all experts of a layer as one parameter, as transformers 5 has them (PEFT 0.19 or "

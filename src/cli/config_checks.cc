@@ -59,7 +59,7 @@ MemoryCheck check_gpu_memory(Engine& engine, const RunSpec& run, int64_t num_ran
   const int64_t of_others = needs_hopper ? v.needed_bytes : needed_of_other_gpu(engine);
   if (of_others != v.needed_bytes) v.text += fmt::format(", {} of one that is not Hopper's", bytes_text(of_others));
   v.text += known_gpus_text(v.needed_bytes, of_others);
-  if (needs_hopper) v.text += ", by memory alone: only Hopper GPUs run this recipe";
+  if (needs_hopper) v.text += ", by memory only: only Hopper GPUs run this recipe";
   v.text += "; no GPU is here to ask" + pinned_text(pinned, available);
   if (pinned.bytes > available) v.fits = false;
   return v;

@@ -91,7 +91,7 @@ TEST(ConfigVerdict, SaysWhichRunsNeedAHopperGpu) {
     Engine engine(on_no_gpu(run));
     return check_rank_memory(engine, run, 2, {}, int64_t{1} << 40).text;
   };
-  const auto needs_hopper = ::testing::HasSubstr("by memory alone: only Hopper GPUs run this recipe");
+  const auto needs_hopper = ::testing::HasSubstr("by memory only: only Hopper GPUs run this recipe");
   EXPECT_THAT(text({}), ::testing::Not(needs_hopper));
   EXPECT_THAT(text({"precision.recipe=fp8_tensor"}), ::testing::Not(needs_hopper));
   EXPECT_THAT(text({"precision.recipe=fp8_block"}), needs_hopper);

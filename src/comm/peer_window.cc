@@ -42,7 +42,7 @@ PeerWindow::PeerWindow(Stream& s, Group& group, const PeerMemory& memory, const 
   if (s.device() == DeviceKind::cuda) {
     synchronize(s);
     gpu_ = std::make_unique<GpuRounds>(
-        s, flags_, [this] { return group_.timeout_s(); }, [this] { look(); }, [this] { throw_reported(); });
+        s, flags_, [this] { return group_.timeout_s(); }, [this] { check_peers(); }, [this] { throw_reported(); });
   }
   traffic_ = gpu_ ? gpu_->traffic() : std::make_shared<PeerTraffic>();
   group.count_also(traffic_);
@@ -141,7 +141,7 @@ void PeerWindow::round_on_gpu(Stream& s, const RoundPlace& place) {
   gpu_->launch(s, static_cast<int>(found - places_.begin()));
 }
 
-void PeerWindow::look() {
+void PeerWindow::check_peers() {
   throw_reported();
   group_.check();
 }

@@ -61,8 +61,8 @@ class PeerWindow {
   void wait_for(int rank, uint64_t round, const RoundPlace& place);
   void check_others(int rank, uint64_t round, const RoundPlace& place);
   [[noreturn]] void fail(int rank, uint64_t expected, uint64_t seen, const RoundPlace& place) const;
-  // On a GPU: these throw what its rounds reported, and look() also that another rank has failed.
-  void look();
+  // On a GPU: these throw what its rounds reported, and check_peers() also that another rank has failed.
+  void check_peers();
   void throw_reported();
 
   Group& group_;

@@ -167,7 +167,7 @@ void check_experts(const ModelSpec& m) {
                 "model: shared_expert_gate needs a shared expert; set shared_expert_intermediate_size");
   const bool only_routed = m.num_moe_layers() == m.num_layers && m.shared_intermediate_size == 0;
   MOEBIUS_CHECK(usage, only_routed || (m.swiglu_limit == 0 && !m.expert_proj_bias),
-                "model: swiglu_limit and mlp_bias are of routed experts, so every layer must have those alone; got "
+                "model: swiglu_limit and mlp_bias are of routed experts, so every layer must have only those; got "
                 "{} MoE layers of {} and a shared expert of {}",
                 m.num_moe_layers(), m.num_layers, m.shared_intermediate_size);
   check_groups(m);

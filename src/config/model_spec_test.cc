@@ -171,7 +171,7 @@ TEST(ModelCheck, NamesWhatIsBroken) {
        [](ModelSpec& m) {
          m.sliding_layers = {true, false, false};
        }},
-      {"swiglu_limit and mlp_bias are of routed experts, so every layer must have those alone; got 2 MoE layers of 3",
+      {"swiglu_limit and mlp_bias are of routed experts, so every layer must have only those; got 2 MoE layers of 3",
        [](ModelSpec& m) { m.swiglu_limit = 7; }},
       {"model_type \"qwen3_moe\" cannot have attention_sinks = true (it is false); use model_type \"moebius\"",
        [](ModelSpec& m) { m = from(qwen3_30b()), m.attention_sinks = true; }},

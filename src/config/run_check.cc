@@ -169,7 +169,7 @@ void check_muon(const RunSpec& s) {
                 "optimizer.name = \"muon\" needs optimizer.momentum above 0; got 0; 0.95 is usual{}",
                 origin(s, "optimizer.momentum"));
   MOEBIUS_CHECK(usage, o.state == StateFormat::f32,
-                "optimizer.name = \"muon\" keeps its state in f32 alone; remove optimizer.state, or choose \"adamw\"{}",
+                "optimizer.name = \"muon\" keeps its state in f32 only; remove optimizer.state, or choose \"adamw\"{}",
                 origin(s, "optimizer.state"));
   MOEBIUS_CHECK(usage, o.grad == GradFormat::f32,
                 "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
@@ -201,14 +201,14 @@ void check_optimizer(const RunSpec& s) {
 void check_sinkhorn(const RunSpec& s) {
   const BalanceSpec& b = s.moe;
   MOEBIUS_CHECK(usage, !b.sinkhorn || !(b.aux || b.seq_aux || b.global_aux || b.bias || b.force_balance),
-                "moe.balance \"sinkhorn\" chooses the experts alone; remove the other balances and force_balance{}",
+                "moe.balance \"sinkhorn\" balances experts by itself; remove the other balances and force_balance{}",
                 origin(s, "moe.balance"));
   MOEBIUS_CHECK(usage, !b.sinkhorn || s.model.n_group == 1,
                 "moe.balance \"sinkhorn\" chooses among all experts: model.n_group must be 1; got {}; choose another "
                 "balance, or a model without groups{}",
                 s.model.n_group, origin(s, "moe.balance"));
   MOEBIUS_CHECK(usage, !b.sinkhorn || !s.model.expert_bias,
-                "moe.balance \"sinkhorn\" chooses by the scores alone: model.expert_bias must be false; choose another "
+                "moe.balance \"sinkhorn\" chooses by the scores only: model.expert_bias must be false; choose another "
                 "balance, or a model without the bias{}",
                 origin(s, "moe.balance"));
 }
@@ -394,7 +394,7 @@ void check_layout(const RunSpec& s) {
                 "remove it{}",
                 origin(s, "parallel.sums"));
   MOEBIUS_CHECK(usage, s.moe.rank_rows_factor == 0 || p.dispatcher == DispatcherKind::alltoall,
-                "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
+                "moe.rank_rows_factor = {} bounds the rows of a rank, which only all-to-all can check; set "
                 "parallel.dispatcher = \"alltoall\", or remove it{}",
                 s.moe.rank_rows_factor, origin(s, "moe.rank_rows_factor"));
 }

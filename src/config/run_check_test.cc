@@ -193,14 +193,14 @@ TEST(Check, Balance) {
                            "model.init_from=base"}),
               HasSubstr("choose another balance, and model.expert_bias = true where the model was trained with it"));
   EXPECT_THAT(check_error({"moe.balance=[\"sinkhorn\", \"aux\"]", "moe.aux_coeff=0.1"}),
-              HasSubstr("\"sinkhorn\" chooses the experts alone"));
+              HasSubstr("\"sinkhorn\" balances experts by itself"));
   EXPECT_THAT(check_error({"moe.balance=sinkhorn", "moe.force_balance=true"}),
-              HasSubstr("\"sinkhorn\" chooses the experts alone"));
+              HasSubstr("\"sinkhorn\" balances experts by itself"));
   EXPECT_THAT(check_error({"moe.balance=sinkhorn", "model.n_group=2", "model.topk_group=1"}),
               HasSubstr("moe.balance \"sinkhorn\" chooses among all experts: model.n_group must be 1; got 2; choose "
                         "another balance, or a model without groups [--set]"));
   EXPECT_THAT(check_error({"moe.balance=sinkhorn", "model.expert_bias=true"}),
-              HasSubstr("moe.balance \"sinkhorn\" chooses by the scores alone: model.expert_bias must be false; choose "
+              HasSubstr("moe.balance \"sinkhorn\" chooses by the scores only: model.expert_bias must be false; choose "
                         "another balance, or a model without the bias [--set]"));
   EXPECT_NO_THROW(parse({"moe.balance=sinkhorn"}).check(1));
   EXPECT_THAT(check_error({"moe.balance=aux"}), HasSubstr("aux_coeff is 0, so it would do nothing; set moe.aux_coeff"));
@@ -339,7 +339,7 @@ TEST(Check, RefusesUnsupportedFeatures) {
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2"}).check(2));
   EXPECT_NO_THROW(parse({"parallel.dispatcher=alltoall", "parallel.ep=2", "moe.rank_rows_factor=1.5"}).check(2));
   EXPECT_THAT(check_error({"parallel.ep=2", "moe.rank_rows_factor=1.5"}, 2),
-              HasSubstr("moe.rank_rows_factor = 1.5 bounds the rows of a rank, which all-to-all alone can check; set "
+              HasSubstr("moe.rank_rows_factor = 1.5 bounds the rows of a rank, which only all-to-all can check; set "
                         "parallel.dispatcher = \"alltoall\", or remove it [--set]"));
   EXPECT_THAT(check_error({"moe.rank_rows_factor=1.5"}), HasSubstr("moe.rank_rows_factor = 1.5 would do nothing"));
   EXPECT_NO_THROW(parse({"parallel.ep=2", "memory.expert_rows=1.5"}).check(2));

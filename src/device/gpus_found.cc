@@ -53,7 +53,7 @@ std::string why_no_ptx(const GpusFound& found, int index) {
 
 std::string capabilities_text(const GpusFound& found) {
   if (found.lowest_capability == kHopper)
-    return "9.0 (Hopper) alone; -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a\" builds them for 8.0 and later";
+    return "9.0 (Hopper) only; -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a\" builds them for 8.0 and later";
   return capability_text(found.lowest_capability) + " and later";
 }
 
@@ -95,7 +95,7 @@ std::string why_no_shared_memory(const GpusFound& found, int index) {
 }
 
 const char* kernels_of(const GpuFound& gpu, KernelChoice choice) {
-  if (choice == KernelChoice::portable) return "portable kernels alone, without cuDNN's attention";
+  if (choice == KernelChoice::portable) return "portable kernels only, without cuDNN's attention";
   return capability_of(gpu) == kHopper
              ? "Hopper's own kernels where the shape allows them, else portable ones, and cuDNN's attention where it is "
                "faster"

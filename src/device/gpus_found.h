@@ -51,7 +51,7 @@ bool counts_for_hopper(DeviceKind device);
 std::vector<int> distinct_gpus(const GpusFound& found);
 // Describes the kernels that a run with this choice uses on the GPU with this index, and their code.
 // REQUIRES: the GPU is visible and usable.
-//   "NVIDIA A100 (compute capability 8.0): portable kernels alone, without cuDNN's attention; native code for 8.0"
+//   "NVIDIA A100 (compute capability 8.0): portable kernels only, without cuDNN's attention; native code for 8.0"
 std::string kernels_text(const GpusFound& found, int index, KernelChoice choice);
 // Returns a string such as "built with 13.0, driver for 12.4: too old"
 std::string cuda_versions_text(const GpusFound& found);

@@ -57,7 +57,7 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
        "built with 13.0, driver for 13.0"},
       {{.built_with = 13000, .lowest_capability = 90, .driver = 13000, .visible = {kB200}},
        0,
-       "GPU 0 is NVIDIA B200 (compute capability 10.0), and this build has kernels for 9.0 (Hopper) alone; "
+       "GPU 0 is NVIDIA B200 (compute capability 10.0), and this build has kernels for 9.0 (Hopper) only; "
        "-DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a\" builds them for 8.0 and later; they run on none of the visible GPUs "
        "(1), but CUDA_VISIBLE_DEVICES may hide others",
        "built with 13.0, driver for 13.0"},
@@ -163,13 +163,13 @@ TEST(GpusFound, SayWhichKernelsRun) {
       "NVIDIA H200 (compute capability 9.0): Hopper's own kernels where the shape allows them, else portable ones, "
       "and cuDNN's attention where it is faster; native code for 9.0");
   EXPECT_EQ(text(0, KernelChoice::portable),
-            "NVIDIA H200 (compute capability 9.0): portable kernels alone, without cuDNN's attention; native code for "
+            "NVIDIA H200 (compute capability 9.0): portable kernels only, without cuDNN's attention; native code for "
             "9.0");
   EXPECT_EQ(text(1, KernelChoice::automatic),
             "NVIDIA A100 (compute capability 8.0): portable kernels, and cuDNN's attention where this build and the "
             "shape allow it; native code for 8.0");
   EXPECT_EQ(text(2, KernelChoice::portable),
-            "NVIDIA RTX 4090 (compute capability 8.9): portable kernels alone, without cuDNN's attention; native code "
+            "NVIDIA RTX 4090 (compute capability 8.9): portable kernels only, without cuDNN's attention; native code "
             "for 8.0");
   EXPECT_EQ(text(3, KernelChoice::automatic),
             "NVIDIA B200 (compute capability 10.0): portable kernels, and cuDNN's attention where this build and the "

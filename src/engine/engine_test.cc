@@ -225,7 +225,7 @@ TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
     return Engine(spec).device_memory().code_bytes;
   };
   const auto heads = [](int64_t n) { return Tensor{.shape = {64, n, 64}, .dtype = DType::bf16}; };
-  EXPECT_EQ(cudnn_takes(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)}), has_cudnn());
+  EXPECT_EQ(cudnn_is_chosen(AttentionFwd{.q_THd = heads(8), .k_UGd = heads(8), .v_UGd = heads(8)}), has_cudnn());
   EXPECT_EQ(code_bytes(64, DType::bf16), (has_cudnn() ? 16 : 6) << 20);
   EXPECT_EQ(code_bytes(64, DType::f32), 6 << 20);
   EXPECT_EQ(code_bytes(16, DType::bf16), 6 << 20);

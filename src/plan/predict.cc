@@ -475,7 +475,7 @@ namespace {
 
 void check_schedule(const RunSpec& run, const Assumptions& assume) {
   MOEBIUS_CHECK(usage, assume.system != PlanSystem::megatron || run.parallel.schedule == PipelineSchedule::one_f_one_b,
-                "plan: Megatron Core has 1F1B alone; got parallel.schedule = \"{}\" with --assume system=megatron; set "
+                "plan: Megatron Core has only 1F1B; got parallel.schedule = \"{}\" with --assume system=megatron; set "
                 "parallel.schedule = \"1f1b\"",
                 name_of(run.parallel.schedule));
 }

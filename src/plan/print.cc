@@ -120,7 +120,7 @@ std::string memory_table(const Prediction& p) {
   for (const RankMemory& m : p.memory) {
     text += fmt::format("  {:<9}", m.pp_rank);
     for (const int64_t bytes : m.life) text += fmt::format(" {:>10}", bytes_text(bytes));
-    text += fmt::format(" {:>10} {:>10}\n", bytes_text(m.beside_bytes), bytes_text(m.total()));
+    text += fmt::format(" {:>10} {:>10}\n", bytes_text(m.unplanned_bytes), bytes_text(m.total()));
   }
   return text;
 }
@@ -241,7 +241,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
   for (const RankMemory& m : p.memory) {
     nlohmann::ordered_json rank{{"pp_rank", m.pp_rank}};
     for (int i = 0; i < kNumLives; ++i) rank[std::string(name_of(static_cast<Life>(i)))] = m.life[i];
-    rank["beside"] = m.beside_bytes;
+    rank["beside"] = m.unplanned_bytes;
     rank["spill"] = m.spill_bytes;
     rank["total"] = m.total();
     json["memory"].push_back(rank);
@@ -256,7 +256,7 @@ nlohmann::ordered_json plan_json(const Prediction& p, const PlanMachine& machine
 
 nlohmann::ordered_json search_json(const SearchResult& result, const PlanMachine& machine, const Assumptions& assume) {
   nlohmann::ordered_json json = plan_json(result.layouts.at(0).prediction, machine, assume);
-  json["legal_layouts"] = result.num_legal;
+  json["legal_layouts"] = result.num_possible;
   json["too_large_layouts"] = result.num_too_large;
   json["slower_layouts"] = result.num_slower;
   json["refused_layouts"] = result.num_refused;

@@ -338,7 +338,7 @@ int64_t stack_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_ra
 }  // namespace
 
 int64_t RankMemory::total() const {
-  int64_t sum = beside_bytes;
+  int64_t sum = unplanned_bytes;
   for (const int64_t bytes : life) sum += bytes;
   return sum - of(Life::host);
 }
@@ -370,8 +370,8 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   add_messages(m, spec, layout, use);
   add_batch(m, parts);
   add(m, Life::stack, stack_bytes(parts, layout, pp_rank, held.params));
-  m.beside_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
-  if (spec.target != DeviceKind::cuda) m.beside_bytes = 0;
+  m.unplanned_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
+  if (spec.target != DeviceKind::cuda) m.unplanned_bytes = 0;
   return m;
 }
 

@@ -13,7 +13,7 @@ namespace moebius {
 struct RankMemory {
   int64_t pp_rank = 0;
   std::array<int64_t, kNumLives> life{};  // planned bytes by life
-  int64_t beside_bytes = 0;               // device memory outside the plan: workspaces and kernels of a GPU
+  int64_t unplanned_bytes = 0;            // device memory outside the plan: workspaces and kernels of a GPU
   int64_t spill_bytes = 0;                // host memory for expert rows beyond their budget, in the worst case
   int64_t total() const;                  // device memory: everything but Life::host and spill_bytes
   int64_t host_bytes() const { return of(Life::host) + spill_bytes; }

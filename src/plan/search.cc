@@ -298,7 +298,7 @@ void Search::bound_all(std::vector<std::vector<Candidate>> groups) {
     result_.num_refused += refused[g];
     if (refusal_.empty()) refusal_ = why[g];
   }
-  result_.num_legal = std::ssize(valid_) + result_.num_too_large;
+  result_.num_possible = std::ssize(valid_) + result_.num_too_large;
 }
 
 // Times the passes of the next layouts. Those of a group are one task, since they share their parts.
@@ -322,7 +322,7 @@ void Search::time_next() {
       timed_.push({valid_[next[i]].step_s, !options_.prunes, next[i]});
     } else {
       ++result_.num_refused;
-      --result_.num_legal;
+      --result_.num_possible;
     }
   }
 }
@@ -435,10 +435,10 @@ std::string Search::named_refusal() const {
 }
 
 void Search::finish() {
-  const std::string impossible = result_.num_legal > 0 ? "" : named_refusal();
+  const std::string impossible = result_.num_possible > 0 ? "" : named_refusal();
   MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is valid; if all other degrees are 1: {}{}",
                 ranks_, impossible, named_text());
-  MOEBIUS_CHECK(usage, result_.num_legal > 0,
+  MOEBIUS_CHECK(usage, result_.num_possible > 0,
                 "plan: no layout of {} ranks is valid for this recipe: train.global_batch = {} must be a multiple of "
                 "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
                 ranks_, run_.train.global_batch, named_text(),
@@ -446,7 +446,7 @@ void Search::finish() {
   MOEBIUS_CHECK(usage, !best_.empty(),
                 "plan: none of {} layouts fits in {:.4g} GB per rank; each needs at least {:.4g} GB with {}{}; use "
                 "more ranks, or a larger machine{}",
-                result_.num_legal, bytes_ / 1e9, min_bytes_ / 1e9,
+                result_.num_possible, bytes_ / 1e9, min_bytes_ / 1e9,
                 limits_.named.recompute ? "memory.recompute as it is named" : "every recompute", host_text(),
                 named_text());
   const bool names_device = asked_.device != run_.device;
@@ -481,7 +481,7 @@ std::string search_text(const SearchResult& r) {
   std::string text = fmt::format(
       "{} layouts of {} ranks: {} do not fit in {} per rank with any recompute or offload, {} cannot be among the best; "
       "{} more are refused by the checks of a run; {} predictions\n",
-      r.num_legal, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
+      r.num_possible, r.layouts.at(0).prediction.ranks, r.num_too_large, bytes_text(std::llround(r.memory_bytes)),
       r.num_slower, r.num_refused, r.num_timed);
   if (!r.named.empty()) text += fmt::format("kept, as --set says: {}\n", r.named);
   int place = 0;

@@ -26,10 +26,10 @@ struct FoundLayout {
 
 struct SearchResult {
   std::vector<FoundLayout> layouts;  // best first
-  int64_t num_legal = 0;             // layouts that these ranks can hold
+  int64_t num_possible = 0;          // layouts that these ranks can hold
   int64_t num_too_large = 0;         // legal layouts that do not fit, whatever is recomputed or on the host
   int64_t num_slower = 0;            // legal layouts that cannot be among the best, whatever fits
-  int64_t num_refused = 0;           // layouts that the checks of a run refuse; they are not in num_legal
+  int64_t num_refused = 0;           // layouts that the checks of a run refuse; they are not in num_possible
   int64_t num_timed = 0;             // number of predictions that the search made
   double memory_bytes = 0;           // memory limit of a rank
   std::string named;                 // the keys of the layout that --set names, which the search kept; may be empty

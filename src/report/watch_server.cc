@@ -122,8 +122,8 @@ class WatchServer::Impl {
       return httplib::Server::HandlerResponse::Handled;
     };
     if (request.get_header_value_count("Host") != 1 || !is_own_host(request.get_header_value("Host")))
-      return refuse(403, "this is served to 127.0.0.1 and localhost alone\n");
-    if (request.method != "GET" && request.method != "HEAD") return refuse(405, "GET and HEAD alone\n");
+      return refuse(403, "this is served only to 127.0.0.1 and localhost\n");
+    if (request.method != "GET" && request.method != "HEAD") return refuse(405, "only GET and HEAD\n");
     if (request.path == "/metrics" && !has_metrics_) return refuse(404, "moebius watch --metrics serves these\n");
     if (request.path != "/" && request.path != "/data" && request.path != "/metrics")
       return refuse(404, "there are /, /data and /metrics\n");

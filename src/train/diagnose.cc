@@ -97,7 +97,7 @@ std::string find_first_nonfinite(Engine& engine, Loader& loader, Control& contro
     if (auto found = first_of_backward(s, model, control))
       return fmt::format("{} in the backward pass of micro-batch {}", *found, m);
   }
-  return "the global gradient norm alone: "
+  return "only the global gradient norm: "
          "every weight, activation and gradient of the replayed step is finite, their squares overflow";
 }
 

@@ -230,7 +230,7 @@ TEST(StartNotes, TheKernelsOfAGpu) {
   run.device = DeviceKind::cuda;
   run.kernels = KernelChoice::portable;
   EXPECT_EQ(all_notes(run),
-            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9): portable kernels alone, without cuDNN's "
+            "run.kernels = \"portable\": NVIDIA L40S (compute capability 8.9): portable kernels only, without cuDNN's "
             "attention; native code for 8.0\n" +
                 kLocal);
 }

@@ -313,7 +313,7 @@ std::string named_base(const std::string& checkpoint) {
   if (!run || !run->lora.is_on()) return "";
   MOEBIUS_CHECK(
       input, !run->init_from.empty(),
-      "checkpoint {}: it holds adapters alone, and its run has no model.init_from, so the model that they belong "
+      "checkpoint {}: it holds only adapters, and its run has no model.init_from, so the model that they belong "
       "to is not there",
       checkpoint);
   MOEBIUS_CHECK(input, fs::is_directory(run->init_from),

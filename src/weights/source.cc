@@ -21,7 +21,7 @@ WeightsFolder find_weights(const std::string& path) {
     if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
   }
   MOEBIUS_CHECK(input, !fs::exists(path + "/" + kPeftConfig),
-                "model {0}: expected the weights of a model; got an adapter of PEFT alone; add it to its model with "
+                "model {0}: expected the weights of a model; got only an adapter of PEFT; add it to its model with "
                 "moebius import MODEL CHECKPOINT --adapter {0}, and give CHECKPOINT",
                 path);
   MOEBIUS_FAIL(input,

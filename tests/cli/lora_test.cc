@@ -62,7 +62,7 @@ TEST_F(LoraRun, TrainsAdaptersOfAnUnchangedModel) {
 
   run({"export", "runs/tuned", "Adapter", "--adapter"});
   expect_refused(run_moebius(dir_, {"generate", "Adapter", "--prompt", "x"}), 3,
-                 "got an adapter of PEFT alone; add it to its model with moebius import MODEL CHECKPOINT --adapter "
+                 "got only an adapter of PEFT; add it to its model with moebius import MODEL CHECKPOINT --adapter "
                  "Adapter, and give CHECKPOINT");
   const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
   EXPECT_EQ(config.at("peft_type"), "LORA");

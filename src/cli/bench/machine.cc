@@ -64,7 +64,7 @@ void set_figure(PlanMachine& m, const std::string& key, double PlanMachine::*fig
 // Sets values that are not measured to defaults, and notes this in their source. `moebius plan` prints the note.
 void assume_figures(PlanMachine& m) {
   const std::string one_rank = "not measured: one rank has no links; repeat with --ranks N";
-  const std::string no_bits = "not measured: bench machine times products in bf16 alone";
+  const std::string no_bits = "not measured: bench machine times only products in bf16";
   set_figure(m, "rank.fp8_tflops", &PlanMachine::fp8_tflops, 0, no_bits);
   set_figure(m, "rank.nvfp4_tflops", &PlanMachine::nvfp4_tflops, 0, no_bits);
   set_figure(m, "rank.spread", &PlanMachine::spread, 0.01, "assumed: the speeds of ranks differ by 1 %");
@@ -217,7 +217,7 @@ PlanMachine machine_of(const MachineMeasurements& measured) {
   check_figures(m);
   set_share(m, Share::products, products.flops_per_s / peak, source_of("products", products));
   set_share(m, Share::experts, experts.flops_per_s / peak, source_of("experts", experts));
-  set_share(m, Share::low_precision, 0.4, "not measured: bench machine times products in bf16 alone");
+  set_share(m, Share::low_precision, 0.4, "not measured: bench machine times only products in bf16");
   set_share(m, Share::attention_forward,
             forward.flops_per_s / peak * attention_over_products(m, measured.heads, /*backward=*/false),
             source_of("attention", forward));

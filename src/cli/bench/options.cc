@@ -58,7 +58,7 @@ bool is_among(const std::string& name, const Names& names) {
 void check_taken(const Command& command, const std::string& workload) {
   for (const auto& [option, takers] : kTakenBy) {
     MOEBIUS_CHECK(usage, command.count(option) == 0 || is_among(workload, takers),
-                  "bench {}: expected no {}, an option of {} alone; leave it out", workload, option,
+                  "bench {}: expected no {}, an option of {} only; leave it out", workload, option,
                   listed(takers, "and"));
   }
 }

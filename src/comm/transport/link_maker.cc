@@ -36,7 +36,7 @@ LinkMaker::LinkMaker(Options o)
       look_up_s_(o.look_up_s),
       answer_s_(o.answer_s),
       waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      has_come_(static_cast<size_t>(size_)),
+      is_connected_(static_cast<size_t>(size_)),
       num_awaited_(size_ - 1 - rank_) {
   MOEBIUS_CHECK(distributed, waker_.is_open(), "tcp: eventfd: {}", std::strerror(errno));
   if (o.listener.is_open()) acceptor_.emplace(std::move(o.listener), job_, rank_, warn_, /*expected=*/num_awaited_);
@@ -102,8 +102,8 @@ void LinkMaker::admit(std::span<const pollfd> polled) {
 // with the number of a rank.
 void LinkMaker::accept(HandshakeAcceptor::Member member) {
   const int from = member.greeting.rank;
-  if (from <= rank_ || from >= size_ || has_come_[from]) return;
-  has_come_[from] = true;
+  if (from <= rank_ || from >= size_ || is_connected_[from]) return;
+  is_connected_[from] = true;
   made_(from, std::move(member.socket));
   if (--num_awaited_ == 0) acceptor_.reset();
 }

@@ -82,7 +82,7 @@ class LinkMaker {
   const double look_up_s_, answer_s_;
   const Socket waker_;                         // an eventfd
   std::optional<HandshakeAcceptor> acceptor_;  // empty: no higher rank is left to connect
-  std::vector<bool> has_come_;                 // by rank
+  std::vector<bool> is_connected_;             // by rank
   int num_awaited_ = 0;                        // higher ranks that have not connected yet
   std::vector<Call> calls_;
   mutable std::mutex mutex_;  // guards the next two

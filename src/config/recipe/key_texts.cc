@@ -306,7 +306,7 @@ std::vector<KeyText> parallel_texts() {
        "writes to the memory of the other ranks, which must be on one machine. `two_level` sends a token once to each "
        "node (`ranks_per_node`) and writes to memory inside it; on a GPU with `run.graph` each message has the size of "
        "all tokens of a rank. In training, `auto` chooses `direct` if the ranks that share experts can access each "
-       "other's memory; else, on CPUs alone, `two_level` where that sends fewer bytes across nodes. Otherwise it "
+       "other's memory; else, on CPUs only, `two_level` where that sends fewer bytes across nodes. Otherwise it "
        "chooses `allgather` on a GPU with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else "
        "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
       {"parallel.ranks_per_node",
@@ -413,7 +413,7 @@ std::vector<KeyText> other_texts() {
       {"lora.init_from",
        "Folder of an adapter in PEFT's format that training begins with. Without it A is random and B is 0."},
       {"checkpoint.every",
-       "Steps between checkpoints. With 0 a run saves at its end and on SIGTERM alone, so a crash loses everything."},
+       "Steps between checkpoints. With 0 a run saves only at its end and on SIGTERM, so a crash loses everything."},
       {"checkpoint.keep", "How many of the newest checkpoints are kept; older ones are removed. 0 keeps all."},
       {"checkpoint.async",
        "Training continues while a checkpoint is written from a copy in host memory, of up to 12 bytes per parameter."},

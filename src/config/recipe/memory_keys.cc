@@ -42,7 +42,7 @@ constexpr std::pair<const char*, const char*> kOtherOffloadNames[] = {
     {"qkv_linear", "; its input is \"norm\" here"},
     {"core_attn", "; its input is \"qkv\" here"},
     {"attn_proj", "; its input is \"attention\" here"},
-    {"mlp_norm", "; its input is moved by \"layer\" alone here"},
+    {"mlp_norm", "; its input is moved only by \"layer\" here"},
     {"expert_fc1", "; rows of experts are gathered where they are used, so there is nothing to move"},
     {"moe_act", "; its input is \"expert_up\" here"},
 };

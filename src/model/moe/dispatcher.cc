@@ -15,7 +15,7 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatcherKind kind, const Dispatche
   MOEBIUS_ASSERT(spec.num_experts % mesh.ep == 0);
   if (mesh.etp * mesh.ep == 1) return std::make_unique<LocalDispatcher>(spec);
   MOEBIUS_CHECK(usage, kind == DispatcherKind::alltoall || spec.rows_factor == 0,
-                "moe.rank_rows_factor = {} bounds the rows of a rank, which all-to-all alone can check; set "
+                "moe.rank_rows_factor = {} bounds the rows of a rank, which only all-to-all can check; set "
                 "parallel.dispatcher = \"alltoall\", or rank_rows_factor = 0",
                 spec.rows_factor);
   switch (kind) {

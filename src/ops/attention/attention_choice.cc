@@ -68,8 +68,8 @@ bool cudnn_is_faster_bwd(const AttentionShape& z) {
   return dkv_blocks(z) < 256;
 }
 
-bool cudnn_takes(const AttentionFwd& a) { return takes("attention_fwd", a, cudnn_is_faster_fwd); }
-bool cudnn_takes(const AttentionBwd& a) { return takes("attention_bwd", a, cudnn_is_faster_bwd); }
+bool cudnn_is_chosen(const AttentionFwd& a) { return takes("attention_fwd", a, cudnn_is_faster_fwd); }
+bool cudnn_is_chosen(const AttentionBwd& a) { return takes("attention_bwd", a, cudnn_is_faster_bwd); }
 
 bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd) {
   const int64_t width = q_THd.dim(2), v_width = v_UGd.dim(2);
@@ -77,8 +77,8 @@ bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd) {
          ((v_width == width && (width == 64 || width == 128)) || (width == 192 && v_width == 128));
 }
 
-bool cudnn_takes_elsewhere(const AttentionFwd& a) {
-  if (cudnn_takes(a)) return true;
+bool cudnn_is_chosen_elsewhere(const AttentionFwd& a) {
+  if (cudnn_is_chosen(a)) return true;
   return a.kernels == AttentionKernels::chosen && has_hopper_kernel(a.q_THd, a.v_UGd) && cudnn_can(a);
 }
 

@@ -54,14 +54,14 @@ TEST(AttentionChoice, AWindowThatCoversTheSequenceIsNone) {
 TEST(AttentionChoice, CudnnIsNotChosenIfUnsupportedOrForbidden) {
   Tensor q = testing::null_tensor({600, 4, 33}, DType::bf16);
   AttentionFwd a{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 2};
-  EXPECT_FALSE(cudnn_takes(a));
+  EXPECT_FALSE(cudnn_is_chosen(a));
   a.kernels = AttentionKernels::cudnn;
-  EXPECT_EQ(testing::error_of([&] { cudnn_takes(a); }),
+  EXPECT_EQ(testing::error_of([&] { cudnn_is_chosen(a); }),
             "attention_fwd: cuDNN cannot compute q bf16[600, 4, 33] in 2 sequences; leave the choice of kernels out, "
             "or ask for own");
   a.q_THd = a.k_UGd = a.v_UGd = testing::null_tensor({600, 4, 64}, DType::bf16);
   a.kernels = AttentionKernels::own;
-  EXPECT_FALSE(cudnn_takes(a));
+  EXPECT_FALSE(cudnn_is_chosen(a));
 }
 
 TEST(AttentionChoice, PortableKernelsExcludeCudnnOnEveryGpu) {

@@ -20,11 +20,11 @@ bool cudnn_can(const AttentionBwd& a);
 // Returns whether cuDNN computes the call: it can, and a.kernels is cudnn, or is chosen and the table of
 // attention_choice.h prefers it. Depends on the arguments alone. Throws Error{usage} if a.kernels is cudnn and cuDNN
 // cannot compute the call.
-bool cudnn_takes(const AttentionFwd& a);
-bool cudnn_takes(const AttentionBwd& a);
+bool cudnn_is_chosen(const AttentionFwd& a);
+bool cudnn_is_chosen(const AttentionBwd& a);
 // Returns whether cuDNN computes the call on GPUs other than Hopper too, where Hopper GPUs have kernels of their own for
-// it: cudnn_takes(), or the table leaves the call to those kernels and cuDNN can compute it.
-bool cudnn_takes_elsewhere(const AttentionFwd& a);
+// it: cudnn_is_chosen(), or the table leaves the call to those kernels and cuDNN can compute it.
+bool cudnn_is_chosen_elsewhere(const AttentionFwd& a);
 // Returns whether Hopper GPUs have kernels for heads of these widths: bf16, 64 or 128, or 192 with values of 128.
 // q and v: [rows, heads, width].
 bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd);
@@ -32,7 +32,7 @@ bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd);
 int64_t cudnn_version();
 // Returns a message that says whether plans for a GPU assume cuDNN, by has_cudnn().
 std::string planned_cudnn_text();
-// Returns "9.19.0", "9.20.0 (not used: attention takes 9.19 alone)" or "not part of this build", for messages.
+// Returns "9.19.0", "9.20.0 (not used: attention uses only 9.19)" or "not part of this build", for messages.
 std::string cudnn_text(int64_t version);
 
 }  // namespace moebius

@@ -18,10 +18,10 @@ int64_t planned_bytes(const Op& a, const Stream& s, const GpuKernels& on) {
 
 bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a) {
   if (on.are_portable()) return false;
-  return on.is_hopper ? cudnn_takes(a) : cudnn_takes_elsewhere(a);
+  return on.is_hopper ? cudnn_is_chosen(a) : cudnn_is_chosen_elsewhere(a);
 }
 
-bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a) { return !on.are_portable() && cudnn_takes(a); }
+bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a) { return !on.are_portable() && cudnn_is_chosen(a); }
 
 int64_t planned_scratch_bytes(const AttentionFwd& a, const Stream& s, const GpuKernels& on) {
   return planned_bytes(a, s, on);
@@ -76,7 +76,7 @@ int64_t sm90_scratch_bytes(const AttentionBwd& a) {
 
 // Plans without a GPU count for Hopper. So Hopper has the small workspace that the forward pass has elsewhere.
 int64_t scratch_bytes(const AttentionFwd& a, const GpuKernels& on) {
-  return !on.are_portable() && cudnn_takes_elsewhere(a) ? cudnn_scratch_bytes(a) : 0;
+  return !on.are_portable() && cudnn_is_chosen_elsewhere(a) ? cudnn_scratch_bytes(a) : 0;
 }
 
 // cuDNN may refuse a call that it was chosen for, and then our own kernels run it.

@@ -192,7 +192,7 @@ void AttentionTest::expect_backward() {
     testing::expect_close("dv", dv.values(), want.dv, 2 * eps + error_, error_);
   };
   expect_wanted();
-  if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen || !cudnn_takes(a)) return;
+  if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen || !cudnn_is_chosen(a)) return;
   // If cuDNN needs more scratch than is available, the other kernels run.
   a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
   ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));
@@ -294,7 +294,7 @@ TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {
   EXPECT_TRUE(is_measured_cudnn(91902));
   for (const int64_t version : {91200, 91801, 92000, 100190}) EXPECT_FALSE(is_measured_cudnn(version)) << version;
   EXPECT_EQ(cudnn_text(91902), "9.19.2");
-  EXPECT_EQ(cudnn_text(92000), "9.20.0 (not used: attention takes 9.19 alone)");
+  EXPECT_EQ(cudnn_text(92000), "9.20.0 (not used: attention uses only 9.19)");
   EXPECT_EQ(cudnn_text(0), "not part of this build");
 }
 

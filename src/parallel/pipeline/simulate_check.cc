@@ -17,7 +17,7 @@ class RankLog {
   void add(const Action& a) {
     check_place(a);
     MOEBIUS_CHECK(usage, shape_.backward || a.pass == Pass::forward,
-                  "simulate: rank {} lists {}; the schedule is of forwards alone", pp_rank_, describe(a));
+                  "simulate: rank {} lists {}; the schedule has only forward passes", pp_rank_, describe(a));
     const bool takes = shape_.has_input(a.pass, a.stage), leaves = shape_.has_output(a.pass, a.stage);
     const bool exists = a.verb == Verb::run || (a.verb == Verb::receive ? takes : leaves);
     MOEBIUS_CHECK(usage, exists, "simulate: rank {} lists {}, which has no such message", pp_rank_, describe(a));

@@ -53,7 +53,7 @@ TEST(Predict, MegatronHasNoZbH1) {
   megatron.system = PlanSystem::megatron;
   const RunSpec run = recipe("bench_dense_3b.toml", {"parallel.pp=2", "parallel.schedule=zb_h1"});
   EXPECT_THAT([&] { predict(parts, run, 2, machine("h200"), megatron); },
-              testing::ThrowsMessage<Error>(testing::HasSubstr("Megatron Core has 1F1B alone; got parallel.schedule")));
+              testing::ThrowsMessage<Error>(testing::HasSubstr("Megatron Core has only 1F1B; got parallel.schedule")));
 }
 
 }  // namespace

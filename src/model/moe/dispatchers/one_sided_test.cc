@@ -284,7 +284,7 @@ TEST(DirectDispatcher, ABoundOnRowsIsRefused) {
   run_threads(2, {.timeout_s = 60}, [](Transport& transport) {
     const Mesh mesh({.dp = 2, .ep = 2}, transport);
     expect_error(ErrorKind::usage,
-                 "moe.rank_rows_factor = 2 bounds the rows of a rank, which all-to-all alone can check", [&] {
+                 "moe.rank_rows_factor = 2 bounds the rows of a rank, which only all-to-all can check", [&] {
                    make_dispatcher(DispatcherKind::direct,
                                    {.num_experts = 8, .top_k = 2, .max_tokens = 3, .mesh = &mesh, .rows_factor = 2});
                  });
