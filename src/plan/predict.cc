@@ -303,8 +303,7 @@ void Predicting::add_update() {
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
   if (machine_.is_gpu && stores && machine_.f32_tflops > 0) {
-    const auto elements = static_cast<double>(params.owned - params.owned_of_matrices);
-    const double operations = update_operations(run_.optimizer) * elements;
+    const double operations = update_operations(run_.optimizer) * static_cast<double>(params.owned);
     result_.phases["optimizer"] = std::max(result_.phases["optimizer"], operations / (machine_.f32_tflops * 1e12));
   }
   if (machine_.is_gpu && stores) {

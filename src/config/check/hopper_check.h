@@ -5,7 +5,7 @@
 
 namespace moebius {
 
-// What a run needs of such kernels.
+// The needs of a run that only these kernels meet.
 struct HopperNeeds {
   PrecisionRecipe recipe = PrecisionRecipe::none;
   bool fuses_grad = false;  // optimizer.fuse_grad

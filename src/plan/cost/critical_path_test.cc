@@ -1,7 +1,6 @@
 // The longest chains of steps of small kernels, and products whose rows are not whole vectors.
 #include "plan/cost/critical_path.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "plan/cost/update_cost.h"
@@ -45,7 +44,7 @@ TEST(CriticalPath, OfANormFollowsItsWidth) {
   EXPECT_EQ(critical_path(p.context(), several).loads, 4 + 9);
 }
 
-// Of two tp ranks each has half of the rows between projections, and half of the vocabulary.
+// Each of two tp ranks has half of the rows between projections, and half of the vocabulary.
 TEST(CriticalPath, IsThatOfTheRowsOfARank) {
   const Planned one = planned({});
   Planned two = planned({});
@@ -53,8 +52,6 @@ TEST(CriticalPath, IsThatOfTheRowsOfARank) {
   EXPECT_EQ(critical_path(two.context(), norm_of(2048, 128)).loads, 1 + 16);
   EXPECT_LT(critical_path(two.context(), call_of("balance_stats")).loads,
             critical_path(one.context(), call_of("balance_stats")).loads);
-  EXPECT_LT(critical_path(two.context(), call_of("route_fwd")).on_chip + 1,
-            critical_path(one.context(), call_of("route_fwd")).on_chip + 2);
   // Two digits of 6 bits hold 4096 values, but not a rank's 4096 rows and the tokens of others.
   const auto passes = [&](Planned p, int64_t vocab, int64_t tp) {
     p.spec.model.vocab_size = vocab, p.spec.mesh.tp = tp;
@@ -167,21 +164,6 @@ TEST(UpdateCost, Of8BitStatesCountsTheMoments) {
   EXPECT_EQ(update_operations(o), kCodeOperations);
   o.momentum = 0;
   EXPECT_EQ(update_operations(o), 0);
-}
-
-// Muon updates its matrices with another kernel.
-TEST(UpdateCost, Of8BitStatesLeavesTheMatricesOfMuonOut) {
-  const auto optimizer_s = [&](const char* kind, const char* state) {
-    PartLibrary parts;
-    const RunSpec run = recipe("bench_qwen3_30b_a3b_8layers.toml",
-                               {"model.num_hidden_layers=2", fmt::format("optimizer.kind=\"{}\"", kind),
-                                fmt::format("optimizer.state=\"{}\"", state)});
-    PlanMachine slow = machine("h200");
-    slow.f32_tflops /= 100;
-    return predict(parts, run, 1, slow, {}, {.simulate = false}).phases.at("optimizer");
-  };
-  EXPECT_GT(optimizer_s("adamw", "8bit"), 20 * optimizer_s("adamw", "f32"));
-  EXPECT_LT(optimizer_s("muon", "8bit") - optimizer_s("muon", "f32"), 0.6 * optimizer_s("adamw", "8bit"));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ double update_bytes(const OptimizerSpec& optimizer) {
 
 double update_operations(const OptimizerSpec& optimizer) {
   if (optimizer.state != StateFormat::blocks_8bit) return 0;
-  return kCodeOperations * static_cast<double>(num_moments(optimizer, /*of_matrices=*/false));
+  return kCodeOperations * static_cast<double>(num_moments(optimizer));
 }
 
 double host_update_bytes(const OptimizerSpec& optimizer) {

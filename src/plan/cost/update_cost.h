@@ -13,7 +13,7 @@ double update_bytes(const OptimizerSpec& optimizer);
 // rank.f32_tflops = 67. The kernel is limited by arithmetic, so other GPUs count by their rate of it.
 constexpr double kCodeOperations = 612;
 // Returns the operations of an update for each element, where these may take longer than its bytes: kCodeOperations for
-// each moment in 8 bits. It is not for the matrices that Muon updates, which another kernel does; that is not measured.
+// each moment in 8 bits. Muon keeps its state in f32.
 double update_operations(const OptimizerSpec& optimizer);
 // Returns the bytes that an update reads from host memory. It writes the same number.
 double host_update_bytes(const OptimizerSpec& optimizer);
