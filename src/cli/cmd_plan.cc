@@ -161,7 +161,7 @@ int run(const Options& o, Cli& cli) {
   if (o.search) return run_search(o, run, machine, assume);
   PartLibrary parts;
   if (run.memory.fit_bytes > 0) {
-    const MemoryFit fit = fit_memory(parts, run_on(run, machine), o.ranks, machine, assume);
+    const MemoryFit fit = fit_memory(parts, run_on(run, machine, assume.system), o.ranks, machine, assume);
     run.memory = fit.run.memory;
     cli.log.info("{}", fit.text());
   }

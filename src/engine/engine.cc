@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "config/check/batch_split_check.h"
+#include "config/check/hopper_check.h"
 #include "core/fault.h"
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
@@ -74,22 +74,14 @@ std::unique_ptr<Accelerator> accelerator(const EngineSpec& spec, const GpuRanks*
   set_kernel_choice(*gpu, spec.kernels);
   const GpuLimits limits = limits_of_gpu(spec);
   if (spec.gpu_limits) set_gpu_limits(*gpu, limits);
-  MOEBIUS_CHECK(usage, spec.precision.recipe != PrecisionRecipe::fp8_block || limits.is_hopper(),
-                "precision.recipe = \"{}\" needs a GPU of compute capability 9.0; this one has {}.{}; set "
-                "precision.recipe = \"none\", or to \"fp8_tensor\", \"mxfp8\" or \"nvfp4\", which this GPU emulates",
-                name_of(spec.precision.recipe), limits.capability_major, limits.capability_minor);
-  const bool fuses = spec.optimizer && spec.optimizer->fuse_grad;
-  MOEBIUS_CHECK(usage, !fuses || (limits.is_hopper() && spec.kernels == KernelChoice::automatic),
-                "optimizer.fuse_grad = true needs the kernels of a GPU of compute capability 9.0; this one has {}.{}, "
-                "and run.kernels is \"{}\"; set optimizer.fuse_grad = false",
-                limits.capability_major, limits.capability_minor, name_of(spec.kernels));
   const bool splits = spec.use == ModelUse::training && spec.model.num_moe_layers() > 0 &&
                       spec.mesh.ep * spec.mesh.etp > 1 && spec.expert_overlap == ExpertOverlap::batch_split &&
                       spec.precision.compute == DType::bf16;
-  if (splits)
-    check_split_kernels(limits.is_hopper() && spec.kernels == KernelChoice::automatic,
-                        fmt::format("one of {}.{}, with run.kernels = \"{}\"", limits.capability_major,
-                                    limits.capability_minor, name_of(spec.kernels)));
+  check_hopper_needs({.recipe = spec.precision.recipe,
+                      .fuses_grad = spec.optimizer && spec.optimizer->fuse_grad,
+                      .splits_batch = splits,
+                      .kernels = spec.kernels},
+                     limits.capability_major, limits.capability_minor);
   return gpu;
 }
 

@@ -19,6 +19,8 @@ constexpr int kRounds = 12;
 constexpr double kStep = 0.02;  // of a numerical derivative, in ln(share)
 constexpr int64_t kMaxRanks = int64_t{1} << 24;
 constexpr double kLongest = 0.3;  // step of a round, in ln(share)
+// How the source of a figure begins that is another machine's, since this one was not measured. A fit keeps it.
+constexpr std::string_view kSameAs = "that of";
 
 // The fitted values: the shares, and one value of the machine. Megatron's rows determine the exposed host time of a
 // layer's pass (layer_us). Moebius' rows, of one and of several ranks, determine the spread of ranks' speeds.
@@ -207,7 +209,8 @@ class FamilyFit {
       for (int i = 0; i < kNumFitted; ++i) {
         if (x[static_cast<size_t>(i)] == 0 || fitted(m, system_, i) == 0) continue;  // no row depends on it
         fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
-        m.sources[source_key(system_, i)] = "fitted to measured runs, docs/measurements/plan.md";
+        std::string& source = m.sources[source_key(system_, i)];
+        if (!source.starts_with(kSameAs)) source = "fitted to measured runs, docs/measurements/plan.md";
       }
     }
   }

@@ -62,11 +62,12 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
-  // Returns whether memory is counted for the kernels of Hopper GPUs, which need the most scratch; without a capability
-  // they may run.
-  bool counts_for_hopper() const { return capability == 0 || capability == 90; }
-  // Returns whether this is a GPU whose products in 8 bits are those of the kernels for Hopper.
-  bool has_hopper_kernels() const { return is_gpu && counts_for_hopper() && fp8_tflops > 0; }
+  // Returns whether memory is counted for the kernels of Hopper GPUs, which need the most scratch. Without a capability
+  // they may run, except on a GPU with products in 4 bits, which no Hopper GPU has.
+  bool counts_for_hopper() const { return capability == 90 || (capability == 0 && nvfp4_tflops == 0); }
+  // Returns whether this is a GPU that runs the kernels for Hopper. fp8_tflops is their rate in 8 bits, and does not
+  // decide whether they run: `moebius bench machine` writes 0.
+  bool has_hopper_kernels() const { return is_gpu && counts_for_hopper(); }
   // Returns the bytes of the host's memory for each of its ranks. The program and the system need the rest, a tenth.
   double host_memory_of_rank() const { return 0.9 * host_memory_gb * 1e9 / host_ranks; }
   // Returns the machine for ranks of `threads_of_rank` threads: a smaller share of this CPU, with more ranks on a host.

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "plan/fit.h"
+#include "plan/predict.h"
 #include "plan/testing.h"
 #include "train/watch/host_link.h"
 
@@ -135,6 +137,21 @@ TEST(Machines, AssumedFiguresAreListed) {
   const PlanMachine m = load_machine("h100", kMachines);
   EXPECT_THAT(m.assumed_figures(), testing::Contains(HasSubstr("links.across_us: assumed")));
   for (const std::string& figure : m.assumed_figures()) EXPECT_EQ(figure.find("bf16_tflops"), std::string::npos);
+}
+
+// A machine that was not measured gets the shares of its family, and says so.
+TEST(Machines, KeepTheSourceOfAnotherMachineInAFit) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_dense_3b.toml");
+  FitRow row{.name = "dense", .source = "made", .family = "hopper", .relatives = {"h200", "h800"}, .run = run};
+  row.machine = "h200";
+  row.measured = 1.1 * predict(parts, run, 1, machine("h200"), {}).model_tflops_per_gpu;
+  const FitResult result = fit(parts, {row}, {{"h200", machine("h200")}, {"h800", machine("h800")}}, false);
+  const PlanMachine &measured = result.machines.at("h200"), &other = result.machines.at("h800");
+  const std::string products = "share.moebius.products";
+  EXPECT_EQ(measured.sources.at(products), "fitted to measured runs, docs/measurements/plan.md");
+  EXPECT_EQ(other.sources.at(products), "that of machines/h100.toml; no H800 was measured");
+  EXPECT_GT(other.of(PlanSystem::moebius)[0], machine("h800").of(PlanSystem::moebius)[0]);
 }
 
 }  // namespace

@@ -303,7 +303,8 @@ class DryStage {
     body(step);
     return work_of(trace_, stack,
                    {.clears_experts = batch_.first_of_step && clears_experts(),
-                    .norms_heads = spec_.model.qk_norm == QkNorm::per_head});
+                    .norms_heads = spec_.model.qk_norm == QkNorm::per_head,
+                    .biases_router = spec_.model.router_bias});
   }
   // Returns whether Hopper's bf16 kernel stores the gradients of expert weights (ops/experts/sm90/expert_wgrad.cu).
   bool clears_experts() const {

@@ -302,10 +302,10 @@ void Predicting::add_update() {
   const double cleared = static_cast<double>(params.held - (stores ? params.stored_first : 0));
   result_.phases["optimizer"] =
       (update_bytes(run_.optimizer) * static_cast<double>(params.owned) + kClearBytes * cleared) / memory;
-  if (machine_.is_gpu && stores && machine_.f32_tflops > 0)
-    result_.phases["optimizer"] =
-        std::max(result_.phases["optimizer"],
-                 update_operations(run_.optimizer) * static_cast<double>(params.owned) / (machine_.f32_tflops * 1e12));
+  if (machine_.is_gpu && stores && machine_.f32_tflops > 0) {
+    const double operations = update_operations(run_.optimizer) * static_cast<double>(params.owned);
+    result_.phases["optimizer"] = std::max(result_.phases["optimizer"], operations / (machine_.f32_tflops * 1e12));
+  }
   if (machine_.is_gpu && stores) {
     const EndOfStep end = end_of_step(parts_, layout_, slowest_);
     result_.phases["optimizer"] += machine_.kernel_us * 1e-6 * static_cast<double>(end.kernels) +
@@ -446,31 +446,6 @@ void Predicting::add_files() {
 
 }  // namespace
 
-RunSpec run_on(RunSpec run, const PlanMachine& machine) {
-  run.device = machine.is_gpu ? DeviceKind::cuda : DeviceKind::cpu;
-  run.precision.has_f8_kernels =
-      run.precision.has_f8_kernels && machine.has_hopper_kernels() && run.kernels == KernelChoice::automatic;
-  if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
-  return run;
-}
-
-EngineSpec planned_engine_spec_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine, RunChecks checks) {
-  EngineSpec spec = planned_engine_spec(run, ranks, checks);
-  spec.counts_for_hopper = machine.counts_for_hopper();
-  return spec;
-}
-
-void check_machine(const PlanMachine& machine, const Assumptions& assume) {
-  MOEBIUS_CHECK(usage, machine.has_shares[static_cast<size_t>(assume.system)],
-                "plan: the machine {} has no table [share.{}]; add it, or assume another system", machine.name,
-                name_of(assume.system));
-  const bool is_low = assume.precision != PlanPrecision::from_recipe,
-             is_4_bits = assume.precision == PlanPrecision::nvfp4;
-  MOEBIUS_CHECK(usage, !is_low || (is_4_bits ? machine.nvfp4_tflops : machine.fp8_tflops) > 0,
-                "plan: the machine {} has no products in {} bits (rank.{} = 0); leave --assume precision out",
-                machine.name, is_4_bits ? 4 : 8, is_4_bits ? "nvfp4_tflops" : "fp8_tflops");
-}
-
 namespace {
 
 void check_schedule(const RunSpec& run, const Assumptions& assume) {
@@ -486,14 +461,18 @@ Prediction predict(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMac
                    const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
   check_schedule(run, assume);
-  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks).run(options);
+  run = run_on(std::move(run), machine, assume.system);
+  check_kernels(run, machine, assume.system);
+  return Predicting(parts, std::move(run), ranks, machine, assume, options.checks).run(options);
 }
 
 double passes_seconds(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMachine& machine,
                       const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
   check_schedule(run, assume);
-  return Predicting(parts, run_on(std::move(run), machine), ranks, machine, assume, options.checks).run_passes(options);
+  run = run_on(std::move(run), machine, assume.system);
+  check_kernels(run, machine, assume.system);
+  return Predicting(parts, std::move(run), ranks, machine, assume, options.checks).run_passes(options);
 }
 
 }  // namespace moebius

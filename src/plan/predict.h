@@ -69,8 +69,13 @@ struct PredictOptions {
 };
 
 // Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
-// number of its threads.
-RunSpec run_on(RunSpec run, const PlanMachine& machine);
+// number of its threads. Moebius has products in 8 bits only where its kernels for Hopper run.
+RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system = PlanSystem::moebius);
+// Throws the engine's Error{usage} if Moebius cannot run on the machine's GPU: precision.recipe = "fp8_block",
+// optimizer.fuse_grad, or batch_split in bf16 on a GPU whose given capability is not Hopper's.
+void check_kernels(const RunSpec& run, const PlanMachine& machine, PlanSystem system);
+// The same for a search, which chooses the layout, and the recipe unless it keeps the run's.
+void check_kernels_of_layouts(RunSpec run, const PlanMachine& machine, PlanSystem system, bool keeps_recipe);
 // Returns planned_engine_spec() with the memory of the kernels that the machine's GPU runs.
 EngineSpec planned_engine_spec_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                                   RunChecks checks = RunChecks::all);

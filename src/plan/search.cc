@@ -47,7 +47,7 @@ class Search {
          const SearchOptions& options)
       : parts_(parts),
         asked_(run),
-        run_(run_on(run, machine)),
+        run_(run_on(run, machine, assume.system)),
         ranks_(ranks),
         machine_(machine),
         assume_(assume),
@@ -58,6 +58,7 @@ class Search {
     limits_ = limits();
     if (run_.train.micro_batch == 0) run_.train.micro_batch = 1;  // for a recipe that has only a model
     check_policies(run_);  // an error that no layout avoids is reported before any layout is tried
+    check_kernels_of_layouts(run_, machine_, assume_.system, /*keeps_recipe=*/limits_.recipes.empty());
     run_.provenance.clear();
     machine_.sources.clear();  // every prediction copies the machine
     of_rank_ = machine_.of_rank(run_.threads);
@@ -264,6 +265,7 @@ std::string Search::refusal(RunSpec& run, const Candidate& c) const {
   set_layout(run, run_, c);
   return refusal_of([&] {
     check_layout_of(run, ranks_);
+    check_kernels(run, machine_, assume_.system);
     mesh_shape(run.parallel, ranks_).check();
   });
 }

@@ -45,7 +45,7 @@ SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& swe
       point.prediction = std::move(best.prediction);
     } else {
       if (run.memory.fit_bytes > 0)
-        run.memory = fit_memory(parts, run_on(run, machine), ranks, machine, assume).run.memory;
+        run.memory = fit_memory(parts, run_on(run, machine, assume.system), ranks, machine, assume).run.memory;
       point.prediction = predict(parts, run, ranks, machine, assume);
     }
   } catch (const Error& e) {

@@ -130,8 +130,8 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   double seconds = std::hypot(flops / rate(c, op), bytes / memory_rate(c)) *
                    idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
   // Other blocks of a kernel work beside the longest chain of steps of one.
-  seconds = std::hypot(seconds, calls * critical_path(c, op.name).seconds());
-  seconds = std::max(seconds, odd_loss_seconds(c, op.name, flops, rate(c, op)));
+  seconds = std::hypot(seconds, calls * critical_path(c, op).seconds());
+  seconds = std::max(seconds, odd_loss_seconds(c, op, rate(c, op)));
   const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
   const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);

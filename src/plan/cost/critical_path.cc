@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
+
+#include "model/attention/token_runs.h"
 
 namespace moebius {
 namespace {
@@ -23,6 +26,11 @@ CriticalPath norm_bwd_path(double rows, double width) {
   const double parts = std::min(rows, 264 * std::clamp(std::floor(8192 / width + 0.5), 1.0, 8.0));
   CriticalPath path{.loads = ceil_div(rows, parts), .on_chip = ceil_div(rows, parts) * (kLaneSteps + 2)};
   return path += add_rows_path(parts);
+}
+
+// The FLOPs of a norm's backward pass are ten of each element (ops/norm/norm.cc).
+double width_of_norm(const OpWork& op, double rows) {
+  return op.cost.flops / static_cast<double>(op.calls) / 10 / rows;
 }
 
 // A block has 16 rows, and its groups of lanes take up to eight neighbouring heads of q, k and v in turn. With norms of
@@ -62,10 +70,10 @@ CriticalPath balance_path(double tokens, double top_k) {
 
 // One block sorts the tokens by digits of 6 bits: its 32 warps read their parts twice, four loads at a time, and the
 // counts of 32 warps and of 64 digits are added in turn. Then a block adds the tokens of a row of the embedding, 16 at a
-// time (ops/vocab/cuda/embedding.cu).
-CriticalPath embedding_bwd_path(double tokens, double vocab) {
+// time. A rank of tp has a part of the rows, and a digit for the tokens of others (ops/vocab/cuda/embedding.cu).
+CriticalPath embedding_bwd_path(double tokens, double vocab, double tp) {
   constexpr double kDigitBits = 6, kWarps = 32, kLoads = 4, kLanes = 32, kDigits = 64, kAtOnce = 16;
-  const double passes = std::max(1.0, std::ceil(std::log2(vocab) / kDigitBits));
+  const double passes = std::max(1.0, std::ceil(std::log2(ceil_div(vocab, tp) + (tp > 1 ? 1 : 0)) / kDigitBits));
   const double rounds = ceil_div(tokens, kWarps * kLanes * kLoads);
   return {.loads = passes * 2 * rounds + ceil_div(tokens, vocab * kAtOnce),
           .on_chip = passes * (2 * rounds * kLoads * 3 + 2 * kWarps + 2 * kDigits)};
@@ -81,34 +89,43 @@ CriticalPath& CriticalPath::operator+=(const CriticalPath& o) {
   return *this;
 }
 
-CriticalPath critical_path(const TimeContext& c, const std::string& op) {
+CriticalPath critical_path(const TimeContext& c, const OpWork& op) {
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return {};
   const ModelSpec& m = c.spec.model;
-  const auto rows = static_cast<double>(c.spec.shape.tokens());
+  const auto rows = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
+  const auto gathered = static_cast<double>(c.spec.shape.tokens());
   const auto top_k = static_cast<double>(m.top_k);
-  if (op == "rms_norm_bwd") return norm_bwd_path(rows, static_cast<double>(m.hidden_size));
-  if (op == "rope_bwd") return rope_bwd_path(c, rows);
-  if (op == "route_fwd") return route_path(rows, top_k);
-  if (op == "balance_stats") return balance_path(rows, top_k);
-  if (op == "embedding_bwd") return embedding_bwd_path(rows, static_cast<double>(m.vocab_size));
+  if (op.name == "rms_norm_bwd") return norm_bwd_path(rows, width_of_norm(op, rows));
+  if (op.name == "rope_bwd") return rope_bwd_path(c, gathered);
+  if (op.name == "route_fwd") return route_path(rows, top_k);
+  if (op.name == "balance_stats") return balance_path(rows, top_k);
+  if (op.name == "embedding_bwd")
+    return embedding_bwd_path(gathered, static_cast<double>(m.vocab_size), static_cast<double>(c.spec.mesh.tp));
   return {};
 }
 
 CriticalPath norm_path(double tensors) { return {.loads = 2 * tensors, .on_chip = tensors * (2 * kLaneSteps + 3)}; }
 
-double odd_loss_seconds(const TimeContext& c, const std::string& op, double flops, double rate) {
+double odd_loss_seconds(const TimeContext& c, const OpWork& op, double rate) {
   constexpr int64_t kVector = 8;
-  constexpr double kTile = 128, kProducts = 3;
-  if (op != "lm_loss") return 0;
+  constexpr double kTile = 128;
+  const bool is_logits = op.name == "lm_logits_block", is_block = op.name == "lm_loss_block";
+  if (op.name != "lm_loss" && !is_logits && !is_block) return 0;
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius || c.machine.multiprocessors <= 0) return 0;
   const ModelSpec& m = c.spec.model;
-  if (m.vocab_size % kVector == 0) return 0;
+  const int64_t tp = c.spec.mesh.tp;
+  if (c.spec.precision.compute != DType::bf16 || m.vocab_size % (kVector * tp) == 0) return 0;
   const double T = ceil_div(static_cast<double>(c.spec.shape.tokens()), kTile),
-               V = ceil_div(static_cast<double>(m.vocab_size), kTile),
+               V = ceil_div(static_cast<double>(div_ceil(m.vocab_size, tp)), kTile),
                D = ceil_div(static_cast<double>(m.hidden_size), kTile);
+  std::vector<double> tiles;  // of each product
+  if (!is_block) tiles.push_back(T * V);
+  if (!is_logits) tiles.insert(tiles.end(), {T * D, V * D});
   double seconds = 0;
-  for (const double tiles : {T * V, T * D, V * D})
-    seconds += flops / kProducts / rate * kVector * std::max(1.0, c.machine.multiprocessors / tiles);
+  for (const double n : tiles) {
+    const double idle = c.machine.multiprocessors / n;
+    seconds += op.cost.flops / static_cast<double>(tiles.size()) / rate * (idle > 1 ? kVector * idle : 1);
+  }
   return seconds;
 }
 

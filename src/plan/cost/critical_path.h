@@ -20,17 +20,20 @@ struct CriticalPath {
 inline constexpr double kLoadSeconds = 0.3e-6, kOnChipSeconds = 0.017e-6;
 
 // Returns the critical path of one call of an op of Moebius on a GPU, by the op's name in traces. It follows from the
-// loops of its kernels, for the shapes of the run. It is empty for ops whose threads have independent loads alone, on a
-// CPU, and for other systems. Tokens that are sorted for the embedding's gradient count as evenly distributed.
-CriticalPath critical_path(const TimeContext& c, const std::string& op);
+// loops of its kernels, for the rank's shapes. The width of a norm is that of its FLOPs, since latent vectors have norms
+// of their own. It is empty for ops whose threads have independent loads alone, on a CPU, and for other systems. Tokens
+// that are sorted for the embedding's gradient count as evenly distributed.
+CriticalPath critical_path(const TimeContext& c, const OpWork& op);
 
 // Returns the critical path of the gradient norm: one block adds the parts of each of `tensors` tensors, one after another.
 CriticalPath norm_path(double tensors);
 
-// Returns the seconds of the three products of lm_loss if the vocabulary is not a multiple of 8, so that rows of logits
-// are not whole vectors. Each element is then a load of its own, and a block sums all terms of a tile of 128 x 128. Both
-// are assumptions about cuBLASLt's kernels. The result is 0 for whole vectors and for other ops.
-// flops: of all calls. rate: FLOPs a second of products of whole vectors.
-double odd_loss_seconds(const TimeContext& c, const std::string& op, double flops, double rate);
+// Returns the least seconds of the products of the loss (lm_loss, lm_logits_block, lm_loss_block) in bf16 if the rank's
+// part of the vocabulary is not a multiple of 8, so that rows of logits are not whole vectors. Each element is then a
+// load of its own, and a block sums all terms of a tile of 128 x 128. Both are assumptions about cuBLASLt's kernels, and
+// were compared with the demo alone. So products whose tiles fill the GPU take no longer than others. The result is 0
+// for whole vectors and for other ops.
+// rate: FLOPs a second of products of whole vectors.
+double odd_loss_seconds(const TimeContext& c, const OpWork& op, double rate);
 
 }  // namespace moebius

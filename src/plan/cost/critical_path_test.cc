@@ -23,43 +23,96 @@ Planned planned(std::vector<std::string> set, const char* name = "h200") {
   return {.machine = machine(name), .spec = planned_engine_spec(recipe("demo.toml", set), 1)};
 }
 
+OpWork call_of(const char* name, double flops = 0) { return {.name = name, .calls = 1, .cost = {.flops = flops}}; }
+OpWork norm_of(double rows, double width) { return call_of("rms_norm_bwd", 10 * rows * width); }
+
 // 4096 rows of 128 columns have 2112 parts: two rows of a block, and 17 batches of eight loads in 16 strips.
 TEST(CriticalPath, OfANormAddsThePartsOfItsBlocks) {
   const Planned p = planned({});
-  const CriticalPath path = critical_path(p.context(), "rms_norm_bwd");
+  const CriticalPath path = critical_path(p.context(), norm_of(4096, 128));
   EXPECT_EQ(path.loads, 2 + 17);
   EXPECT_EQ(path.on_chip, 2 * 7 + 15);
   EXPECT_DOUBLE_EQ(path.seconds(), 19 * kLoadSeconds + 29 * kOnChipSeconds);
 }
 
+// The norm of a latent vector has fewer columns and more parts: 4096 rows of 2048 have 1056.
+TEST(CriticalPath, OfANormFollowsItsWidth) {
+  const Planned p = planned({});
+  EXPECT_EQ(critical_path(p.context(), norm_of(4096, 2048)).loads, 4 + 9);
+  OpWork several = norm_of(4096, 2048);
+  several.calls = 3, several.cost.flops *= 3;
+  EXPECT_EQ(critical_path(p.context(), several).loads, 4 + 9);
+}
+
+// Each of two tp ranks has half of the rows between projections, and half of the vocabulary.
+TEST(CriticalPath, IsThatOfTheRowsOfARank) {
+  const Planned one = planned({});
+  Planned two = planned({});
+  two.spec.mesh.tp = 2;
+  EXPECT_EQ(critical_path(two.context(), norm_of(2048, 128)).loads, 1 + 16);
+  EXPECT_LT(critical_path(two.context(), call_of("balance_stats")).loads,
+            critical_path(one.context(), call_of("balance_stats")).loads);
+  // Two digits of 6 bits hold 4096 values, but not a rank's 4096 rows and the tokens of others.
+  const auto passes = [&](Planned p, int64_t vocab, int64_t tp) {
+    p.spec.model.vocab_size = vocab, p.spec.mesh.tp = tp;
+    return critical_path(p.context(), call_of("embedding_bwd")).on_chip;
+  };
+  EXPECT_EQ(passes(one, 4096, 1), passes(one, 8000, 2));
+  EXPECT_LT(passes(one, 4096, 1), passes(one, 8192, 2));
+  EXPECT_EQ(passes(one, 8192, 1), passes(one, 8192, 2));
+}
+
 TEST(CriticalPath, OfRopeIsLongerWithNormsOfHeads) {
   const Planned norms = planned({}), plain = planned({"model.qk_norm=false"});
-  EXPECT_GT(critical_path(norms.context(), "rope_bwd").seconds(),
-            2 * critical_path(plain.context(), "rope_bwd").seconds());
+  EXPECT_GT(critical_path(norms.context(), call_of("rope_bwd")).seconds(),
+            2 * critical_path(plain.context(), call_of("rope_bwd")).seconds());
 }
 
 TEST(CriticalPath, IsThatOfMoebiusOnAGpu) {
   const Planned cpu = planned({}, "epyc2"), gpu = planned({});
-  EXPECT_EQ(critical_path(cpu.context(), "route_fwd").seconds(), 0);
-  EXPECT_EQ(critical_path(gpu.context(), "gemm").seconds(), 0);
+  EXPECT_EQ(critical_path(cpu.context(), call_of("route_fwd")).seconds(), 0);
+  EXPECT_EQ(critical_path(gpu.context(), call_of("gemm")).seconds(), 0);
   for (const char* op : {"route_fwd", "balance_stats", "embedding_bwd"}) {
-    EXPECT_GT(critical_path(gpu.context(), op).seconds(), 1e-6) << op;
-    EXPECT_LT(critical_path(gpu.context(), op).seconds(), 20e-6) << op;
+    EXPECT_GT(critical_path(gpu.context(), call_of(op)).seconds(), 1e-6) << op;
+    EXPECT_LT(critical_path(gpu.context(), call_of(op)).seconds(), 20e-6) << op;
   }
   Planned other = planned({});
   other.assume = parse_assumptions({"system=megatron"});
-  EXPECT_EQ(critical_path(other.context(), "route_fwd").seconds(), 0);
+  EXPECT_EQ(critical_path(other.context(), call_of("route_fwd")).seconds(), 0);
+}
+
+constexpr double kFlops = 6e9, kRate = 6e14;
+
+double odd_seconds(const Planned& p, const char* op) {
+  return odd_loss_seconds(p.context(), call_of(op, kFlops), kRate);
 }
 
 // Rows of 257 logits begin at any element; the gradient of the weights has three tiles for 132 multiprocessors.
 TEST(OddLoss, TakesALoadForEachElement) {
   const Planned odd = planned({}), even = planned({"model.vocab_size=264"});
-  constexpr double kFlops = 6e9, kRate = 6e14;
-  EXPECT_EQ(odd_loss_seconds(even.context(), "lm_loss", kFlops, kRate), 0);
-  EXPECT_EQ(odd_loss_seconds(odd.context(), "gemm", kFlops, kRate), 0);
+  EXPECT_EQ(odd_seconds(even, "lm_loss"), 0);
+  EXPECT_EQ(odd_seconds(odd, "gemm"), 0);
   const double product = kFlops / 3 / kRate * 8;
-  EXPECT_NEAR(odd_loss_seconds(odd.context(), "lm_loss", kFlops, kRate),
-              product * (132.0 / 96 + 132.0 / 32 + 132.0 / 3), 1e-12);
+  EXPECT_NEAR(odd_seconds(odd, "lm_loss"), product * (132.0 / 96 + 132.0 / 32 + 132.0 / 3), 1e-12);
+  EXPECT_EQ(odd_seconds(planned({"precision.compute=\"f32\""}), "lm_loss"), 0);
+}
+
+// With tp the rank's part counts: 264 logits are whole vectors on one rank, and 132 of each of two are not.
+TEST(OddLoss, IsThatOfTheRanksPartOfTheVocabulary) {
+  Planned p = planned({"model.vocab_size=264"});
+  p.spec.mesh.tp = 2;
+  const double product = kFlops / kRate * 8;
+  EXPECT_NEAR(odd_seconds(p, "lm_logits_block"), product * 132.0 / 64, 1e-12);
+  EXPECT_NEAR(odd_seconds(p, "lm_loss_block"), product / 2 * (132.0 / 32 + 132.0 / 2), 1e-12);
+  p.spec.model.vocab_size = 272;
+  EXPECT_EQ(odd_seconds(p, "lm_logits_block"), 0);
+}
+
+// No measurement shows that products that fill the GPU take longer.
+TEST(OddLoss, OfProductsThatFillTheGpuIsThatOfOthers) {
+  Planned p = planned({"model.vocab_size=151937"});
+  p.spec.model.hidden_size = 2048;
+  EXPECT_NEAR(odd_seconds(p, "lm_loss"), kFlops / kRate, 1e-12);
 }
 
 double step_seconds(const char* name, const char* file, const std::vector<std::string>& set) {
@@ -101,6 +154,16 @@ TEST(UpdateCost, Of8BitStatesIsTheirArithmetic) {
   };
   EXPECT_GT(optimizer_s("optimizer.state=\"8bit\""), 1.5 * optimizer_s("optimizer.state=\"bf16\""));
   EXPECT_EQ(update_operations({}), 0);
+}
+
+// SGD has one moment, or none without momentum.
+TEST(UpdateCost, Of8BitStatesCountsTheMoments) {
+  OptimizerSpec o{.state = StateFormat::blocks_8bit};
+  EXPECT_EQ(update_operations(o), 2 * kCodeOperations);
+  o.kind = OptimizerKind::sgd, o.momentum = 0.9;
+  EXPECT_EQ(update_operations(o), kCodeOperations);
+  o.momentum = 0;
+  EXPECT_EQ(update_operations(o), 0);
 }
 
 }  // namespace

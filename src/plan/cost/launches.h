@@ -12,6 +12,8 @@ struct LaunchesOfPass {
   bool clears_experts = false;
   // The heads of q and k are normalised, and the backward pass of RoPE sums the gradients of both weights.
   bool norms_heads = false;
+  // The router has a bias, whose gradient is summed over the tokens.
+  bool biases_router = false;
 };
 
 // Returns the kernels that one call of an op of Moebius launches on a GPU in training, by the op's name in traces.

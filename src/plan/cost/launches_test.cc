@@ -17,6 +17,10 @@ TEST(Launches, CountsTheKernelsOfAnOp) {
   EXPECT_EQ(launches_of("expert_wgrad", {.clears_experts = true}), 2);
   EXPECT_EQ(launches_of("rope_bwd", {}), 1);
   EXPECT_EQ(launches_of("rope_bwd", {.norms_heads = true}), 3);
+  EXPECT_EQ(launches_of("router_logits_bwd", {}), 5);
+  EXPECT_EQ(launches_of("router_logits_bwd", {.biases_router = true}), 7);
+  EXPECT_EQ(launches_of("sum_rows", {}), 2);
+  EXPECT_EQ(launches_of("lm_logits_block", {}) + launches_of("lm_loss_block", {}), launches_of("lm_loss", {}) + 1);
 }
 
 // The first micro-batch of a step stores gradients, and clears them for experts without rows. Products in f32 and
@@ -36,6 +40,19 @@ TEST(Launches, ClearExpertsOnlyWhereBf16ProductsStoreGradients) {
   EXPECT_EQ(of_gradients({"precision.compute=\"f32\""}, &PartWork::first_backward), 1);
   EXPECT_EQ(of_gradients({quantised}, &PartWork::first_backward), 1);
   EXPECT_EQ(of_gradients({quantised, plain}, &PartWork::first_backward), 2);
+}
+
+// gpt-oss has a router with a bias, whose gradient is summed in the same op.
+TEST(Launches, OfRoutersCountTheGradientOfTheirBias) {
+  PartLibrary library;
+  const auto of_router = [&](const char* name) -> int64_t {
+    const EngineSpec spec = planned_engine_spec(recipe(name, {"run.device=\"cuda\""}), 1);
+    for (const OpWork& op : LayoutParts(library, spec).layer(0).backward.ops)
+      if (op.name == "router_logits_bwd") return op.kernels;
+    return 0;
+  };
+  EXPECT_EQ(of_router("bench_gpt_oss_20b_8layers.toml"), 7);
+  EXPECT_EQ(of_router("bench_olmoe_1b_7b.toml"), 5);
 }
 
 }  // namespace

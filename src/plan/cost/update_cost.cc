@@ -33,7 +33,8 @@ double update_bytes(const OptimizerSpec& optimizer) {
 }
 
 double update_operations(const OptimizerSpec& optimizer) {
-  return optimizer.state == StateFormat::blocks_8bit ? kCodeOperations : 0;
+  if (optimizer.state != StateFormat::blocks_8bit) return 0;
+  return kCodeOperations * static_cast<double>(num_moments(optimizer));
 }
 
 double host_update_bytes(const OptimizerSpec& optimizer) {

@@ -8,10 +8,12 @@ namespace moebius {
 // Returns the bytes in device memory. The update reads gradient, master and moments, and writes master, moments and a
 // bf16 weight. The gradient norm reads the gradient again.
 double update_bytes(const OptimizerSpec& optimizer);
-// Scalar operations for an element of an update of 8-bit states, which finds two codes of each: its kernel is limited by
-// arithmetic. One H200 took 285 ms for 15.6e9 elements (docs/measurements/memory.md), at rank.f32_tflops = 67.
-constexpr double kCodeOperations = 1224;
-// Returns the scalar operations that an update needs for each element, where these may take longer than its bytes.
+// The time of a moment in 8 bits, for each element, times rank.f32_tflops. It is the efficiency of one kernel and not a
+// count of its operations: one H200 took 285 ms for 15.6e9 elements with two moments (docs/measurements/memory.md), at
+// rank.f32_tflops = 67. The kernel is limited by arithmetic, so other GPUs count by their rate of it.
+constexpr double kCodeOperations = 612;
+// Returns the operations of an update for each element, where these may take longer than its bytes: kCodeOperations for
+// each moment in 8 bits. Muon keeps its state in f32.
 double update_operations(const OptimizerSpec& optimizer);
 // Returns the bytes that an update reads from host memory. It writes the same number.
 double host_update_bytes(const OptimizerSpec& optimizer);

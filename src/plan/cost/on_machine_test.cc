@@ -1,0 +1,99 @@
+// The run and its engine on the machine of a plan: which kernels for Hopper it has, and what it refuses without them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "plan/predict.h"
+#include "plan/search.h"
+#include "plan/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+PlanMachine h200(int capability, double fp8_tflops, double nvfp4_tflops = 0) {
+  PlanMachine m = machine("h200");
+  m.capability = capability, m.fp8_tflops = fp8_tflops, m.nvfp4_tflops = nvfp4_tflops;
+  return m;
+}
+
+RunSpec small(std::vector<std::string> set) {
+  set.emplace_back("model.num_hidden_layers=1");
+  return recipe("bench_qwen3_30b_a3b_8layers.toml", set);
+}
+
+// `moebius bench machine` writes fp8_tflops = 0: such a file of a Hopper GPU has the kernels, and products in 8 bits
+// count at the rate of bf16. Operands are then not widened.
+TEST(OnMachine, KernelsForHopperNeedNoRateIn8Bits) {
+  const RunSpec run = small({"precision.recipe=\"fp8_tensor\""});
+  const auto predicted = [&](const PlanMachine& m) {
+    PartLibrary parts;
+    return predict(parts, run, 1, m, {}, {.simulate = false});
+  };
+  const Prediction known = predicted(h200(90, 1979)), measured = predicted(h200(90, 0)),
+                   other = predicted(h200(100, 0));
+  EXPECT_TRUE(h200(90, 0).has_hopper_kernels());
+  EXPECT_TRUE(run_on(run, h200(90, 0)).precision.has_f8_kernels);
+  EXPECT_FALSE(run_on(run, h200(100, 0)).precision.has_f8_kernels);
+  EXPECT_EQ(measured.fullest_rank().total(), known.fullest_rank().total());
+  EXPECT_GT(other.fullest_rank().total(), known.fullest_rank().total()) << "emulated products have wide operands";
+  EXPECT_GT(measured.step_s, known.step_s);
+  EXPECT_LT(measured.step_s, other.step_s);
+}
+
+// Files from before machine.capability: a GPU with products in 4 bits is no Hopper GPU.
+TEST(OnMachine, GpusWithProductsIn4BitsAreNotHopper) {
+  EXPECT_TRUE(h200(0, 1979).counts_for_hopper());
+  EXPECT_FALSE(h200(0, 4500, 9000).counts_for_hopper());
+  EXPECT_FALSE(h200(0, 4500, 9000).has_hopper_kernels());
+  EXPECT_FALSE(machine("epyc2").has_hopper_kernels());
+}
+
+// Other systems have products in 8 bits of their own, on any GPU.
+TEST(OnMachine, OtherSystemsKeepTheirKernels) {
+  const RunSpec run = small({"precision.recipe=\"fp8_tensor\""});
+  EXPECT_TRUE(run_on(run, machine("gb200"), PlanSystem::megatron).precision.has_f8_kernels);
+  EXPECT_FALSE(run_on(run, machine("gb200"), PlanSystem::moebius).precision.has_f8_kernels);
+}
+
+const struct {
+  std::vector<std::string> set;
+  const char* refusal;
+} kOfHopper[] = {
+    {{"precision.recipe=\"fp8_block\""},
+     "precision.recipe = \"fp8_block\" needs a GPU of compute capability 9.0; this one has 10.0; set precision.recipe"},
+    {{"optimizer.grad=\"bf16\"", "optimizer.fuse_grad=true"},
+     "optimizer.fuse_grad = true needs the kernels of a GPU of compute capability 9.0; this one has 10.0, and "
+     "run.kernels is \"auto\"; set optimizer.fuse_grad = false"},
+    {{"parallel.ep=2", "parallel.dispatcher=\"direct\"", "parallel.expert_overlap=\"batch_split\""},
+     "parallel.expert_overlap = \"batch_split\" in bf16 needs the kernels of a GPU of compute capability 9.0; got one "
+     "of 10.0, with run.kernels = \"auto\"; set parallel.expert_overlap to \"layer\" or \"none\""},
+};
+
+// The engine would refuse these on the GPU of the machine, so a plan and a search do, with the same message.
+TEST(OnMachine, OtherGpusRefuseWhatNeedsHopper) {
+  for (const auto& [set, refusal] : kOfHopper) {
+    const RunSpec run = small(set);
+    const auto planned = [&](const PlanMachine& m, std::vector<std::string> assume) {
+      return refused([&, texts = assume] {
+        PartLibrary parts;
+        predict(parts, run, 2, m, parse_assumptions(texts), {.simulate = false});
+      });
+    };
+    const auto found = [&](const PlanMachine& m) {
+      return refused([&] {
+        PartLibrary parts;
+        search(parts, run, 2, m, {}, {});
+      });
+    };
+    EXPECT_THAT(planned(machine("b200"), {}), HasSubstr(refusal));
+    EXPECT_THAT(found(machine("b200")), HasSubstr(refusal));
+    EXPECT_EQ(planned(h200(90, 1979), {}), "not refused");
+    EXPECT_EQ(planned(h200(0, 4500, 9000), {}), "not refused") << "the capability is not known";
+    EXPECT_EQ(planned(machine("b200"), {"system=megatron"}), "not refused");
+    EXPECT_EQ(found(machine("h200")), "not refused");
+  }
+}
+
+}  // namespace
+}  // namespace moebius
