@@ -39,7 +39,7 @@ if(MOEBIUS_CUDNN_MISSING)
 endif()
 set(use "")
 if(NOT version VERSION_EQUAL 9.19) # is_measured_cudnn of src/ops/attention/cuda/attention.h
-  set(use " (not used: attention takes 9.19 alone)")
+  set(use " (not used: attention uses only 9.19)")
 endif()
 string(REPLACE "${CMAKE_SOURCE_DIR}/" "" shown "${CUDNN_FRONTEND_INCLUDE_DIR}")
 message(STATUS "cuDNN: ${version}${use}, ${CUDNN_LIBRARY}; frontend headers in ${shown}")

@@ -326,10 +326,9 @@ TEST_F(SimulateRefuses, MissingAndRepeatedPasses) {
 
 TEST_F(SimulateRefuses, ABackwardAmongForwardsAlone) {
   s_.shape.backward = false;
-  EXPECT_EQ(
-      error_of(s_),
-      "simulate: rank 0 lists the receive for input backward of micro-batch 0, stage 0; the schedule is of forwards "
-      "alone");
+  EXPECT_EQ(error_of(s_),
+            "simulate: rank 0 lists the receive for input backward of micro-batch 0, stage 0; the schedule has only "
+            "forward passes");
 }
 
 TEST_F(SimulateRefuses, PassesOutOfOrder) {
