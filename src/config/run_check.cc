@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <system_error>
@@ -100,11 +101,20 @@ void check_datasets(const RunSpec& s, const char* key, const std::vector<Dataset
   }
 }
 
+// Returns "; the nearest are 6 and 9": the batches nearest to train.global_batch. Virtual stages take micro-batches in
+// groups of pp. Empty where no batch is large enough.
+std::string nearest_batches(const RunSpec& s, int64_t together) {
+  const int64_t group = s.parallel.vpp > 1 ? s.parallel.pp : 1;
+  if (together > kMaxCount / group) return "";
+  return "; the nearest " + nearest_multiples(s.train.global_batch, together * group, kMaxCount);
+}
+
 void check_batches(const RunSpec& s, int64_t world_size) {
   const int64_t dp = s.parallel.dp(world_size), together = s.train.micro_batch * dp;
   MOEBIUS_CHECK(usage, s.train.global_batch % together == 0,
-                "train.global_batch must be divisible by micro_batch * dp = {} * {} = {}; got {}{}",
-                s.train.micro_batch, dp, together, s.train.global_batch, origin(s, "train.global_batch"));
+                "train.global_batch must be divisible by micro_batch * dp = {} * {} = {}; got {}{}{}",
+                s.train.micro_batch, dp, together, s.train.global_batch, nearest_batches(s, together),
+                origin(s, "train.global_batch"));
   if (!s.data.separate_documents) {
     refuse_idle(s, "data.order_by_cost",
                 "without data.separate_documents every sequence costs the same; set that, or remove it");
@@ -356,21 +366,33 @@ void check_lora(const RunSpec& s) {
                 s.train.mtp_coeff, origin(s, "train.mtp_coeff"));
 }
 
-// Throws Error{usage} unless the degree of parallelism divides the size.
-void check_divides(const char* degree, int64_t d, const char* what, int64_t size) {
-  MOEBIUS_CHECK(usage, size % d == 0, "parallel.{} must divide {} = {}; got {}; choose another degree", degree, what,
-                size, d);
+struct Size {
+  const char* key;
+  int64_t size;  // 0: the model has none
+};
+
+// Throws Error{usage} unless the degree divides the sizes. The error names the nearest degree that divides all of them,
+// and into which `ranks` ranks can be grouped, `others` times the degree at a time.
+void check_divides(const char* name, int64_t degree, const std::vector<Size>& sizes, int64_t ranks, int64_t others) {
+  int64_t common = 0;
+  for (const Size& each : sizes) common = std::gcd(common, each.size);
+  for (const Size& each : sizes) {
+    MOEBIUS_CHECK(usage, each.size % degree == 0,
+                  "parallel.{} must divide {} = {}; got {}; the nearest for {} ranks is {}", name, each.key, each.size,
+                  degree, ranks, nearest_divisor(std::gcd(common, ranks / others), degree));
+  }
 }
 
-void check_layout(const RunSpec& s) {
+void check_layout(const RunSpec& s, int64_t ranks) {
   const ModelSpec& m = s.model;
   const ParallelSpec& p = s.parallel;
-  check_divides("tp", p.tp, "model.num_attention_heads", m.num_heads);
-  check_divides("tp", p.tp, "model.num_key_value_heads", m.num_kv_heads);
-  check_divides("ep", p.ep, "model.num_experts", m.num_experts);
-  check_divides("etp", p.etp, "model.moe_intermediate_size", m.moe_intermediate_size);
-  check_divides("tp", p.tp, "model.shared_expert_intermediate_size", m.shared_intermediate_size);
-  if (m.num_moe_layers() < m.num_layers) check_divides("tp", p.tp, "model.intermediate_size", m.intermediate_size);
+  std::vector<Size> of_tp{{"model.num_attention_heads", m.num_heads},
+                          {"model.num_key_value_heads", m.num_kv_heads},
+                          {"model.shared_expert_intermediate_size", m.shared_intermediate_size}};
+  if (m.num_moe_layers() < m.num_layers) of_tp.push_back({"model.intermediate_size", m.intermediate_size});
+  check_divides("tp", p.tp, of_tp, ranks, p.cp * p.pp);
+  check_divides("ep", p.ep, {{"model.num_experts", m.num_experts}}, ranks, p.etp * p.pp);
+  check_divides("etp", p.etp, {{"model.moe_intermediate_size", m.moe_intermediate_size}}, ranks, p.ep * p.pp);
   MOEBIUS_CHECK(usage, m.vocab_size >= p.tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
                 p.tp);
   check_context_parallel(s);
@@ -426,7 +448,7 @@ void check_values(const RunSpec& s) {
 // Checks the relations between the layout and the other values. A search calls this for each layout.
 void check_relations_of_layout(const RunSpec& s, int64_t world_size) {
   s.parallel.check(world_size);
-  check_layout(s);  // whether the layout fits the model, before whether the batch fits the layout
+  check_layout(s, world_size);  // whether the layout fits the model, before whether the batch fits the layout
   check_batches(s, world_size);
   check_optimizer(s);
   check_recompute(s);

@@ -85,14 +85,17 @@ TEST(Check, RecipesOfPrecision) {
 // Seven ranks of experts are wrong whatever the batch.
 TEST(Check, TheModelBeforeTheBatch) {
   EXPECT_THAT(check_error({"parallel.ep=7"}, 7),
-              HasSubstr("parallel.ep must divide model.num_experts = 4; got 7; choose another degree"));
+              HasSubstr("parallel.ep must divide model.num_experts = 4; got 7; the nearest for 7 ranks is 1"));
 }
 
 TEST(Check, Batches) {
-  EXPECT_THAT(check_error({"train.global_batch=7"}),
-              HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 1 = 3; got 7 [--set]"));
-  EXPECT_THAT(check_error({}, 4),
-              HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 4 = 12; got 6"));
+  EXPECT_THAT(
+      check_error({"train.global_batch=7"}),
+      HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 1 = 3; got 7; the nearest are 6 "
+                "and 9 [--set]"));
+  EXPECT_THAT(
+      check_error({}, 4),
+      HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 4 = 12; got 6; the nearest is 12"));
   EXPECT_THAT(
       check_error({"train.seq_len=34"}),
       HasSubstr(
@@ -379,7 +382,7 @@ TEST(Check, Layout) {
   EXPECT_NO_THROW(parse({"parallel.tp=2", "parallel.ep=2"}).check(2));
   EXPECT_THAT(check_error({"parallel.tp=2"}), HasSubstr("divisible by tp * cp * pp = 2 * 1 * 1; got 1;"));
   EXPECT_THAT(check_error({"parallel.tp=4"}, 4),
-              HasSubstr("parallel.tp must divide model.num_attention_heads = 2; got 4"));
+              HasSubstr("parallel.tp must divide model.num_attention_heads = 2; got 4; the nearest for 4 ranks is 2"));
   EXPECT_THAT(check_error({"parallel.tp=2", "model.num_key_value_heads=1"}, 2),
               HasSubstr("parallel.tp must divide model.num_key_value_heads = 1; got 2"));
   EXPECT_THAT(check_error({"parallel.ep=8", "parallel.tp=2", "train.micro_batch=1", "train.global_batch=4"}, 8),

@@ -135,6 +135,19 @@ json read_config_json(const std::string& dir) {
   return config;
 }
 
+// YaRN takes a factor that its table lacks from the two lengths. run_notes() says so.
+void note_factor_by_lengths(RunSpec& spec, const json& config) {
+  if (spec.model.rope_scaling.type != RopeType::yarn) return;
+  bool has_table = false, has_factor = false;
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const json table = config.value(key, json());
+    if (!table.is_object() || table.empty()) continue;
+    has_table = true;
+    has_factor = has_factor || !table.value("factor", json()).is_null();
+  }
+  if (has_table && !has_factor) spec.provenance[kYarnFactor] = "max_position_embeddings";
+}
+
 void resolve_config_model(RunSpec& spec) {
   const bool held = spec.provenance.contains("model.config");
   refuse_inline_keys(spec, held ? "model.config" : "model.hf");
@@ -142,6 +155,7 @@ void resolve_config_model(RunSpec& spec) {
              config = held ? changes : with_longer_context(read_config_json(spec.model_hf), changes);
   spec.model = held ? read_hf_config(config, spec.provenance["model.config"] + ": model.config", ErrorKind::usage)
                     : model_spec_from_hf(config, spec.model_hf + "/config.json");
+  note_factor_by_lengths(spec, config);
 }
 
 void resolve_inline_model(RunSpec& spec, const std::string& name) {
@@ -151,6 +165,7 @@ void resolve_inline_model(RunSpec& spec, const std::string& name) {
   json config = *spec.model.source;
   config.emplace("model_type", "moebius");
   spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);
+  note_factor_by_lengths(spec, config);
 }
 
 // The data of a model from a folder has the tokenizer of that folder, unless the

@@ -17,6 +17,9 @@
 
 namespace moebius {
 
+// The provenance has this entry if the table of YaRN has no factor, which then follows from max_position_embeddings.
+inline constexpr const char* kYarnFactor = "model.rope_scaling.factor";
+
 struct RunSpec {
   // [run]
   std::string dir;

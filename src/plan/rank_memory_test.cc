@@ -203,9 +203,10 @@ TEST(RankMemories, BudgetedExpertRowsAreNotOffloaded) {
 
 // The recipes promise this.
 TEST(RankMemories, OfLargeModelsFitTheirGpus) {
-  const std::tuple<const char*, int64_t, double> all[] = {{"deepseek_v3_1024_h100.toml", 1024, 62},
-                                                          {"deepseek_v3_256_gpus.toml", 256, 136},
-                                                          {"qwen3_235b_256_h100.toml", 256, 58}};
+  const std::tuple<const char*, int64_t, double> all[] = {
+      {"deepseek_v3_1024_h100.toml", 1024, 62}, {"deepseek_v3_256_gpus.toml", 256, 136},
+      {"deepseek_v3_128k.toml", 1024, 59},      {"qwen3_235b_256_h100.toml", 256, 58},
+      {"qwen3_235b_a22b_128k.toml", 256, 54},   {"qwen3_235b_a22b_128k.toml", 128, 64}};
   for (const auto& [recipe, ranks, gib] : all) {
     const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + recipe, {}), ranks);
     const StageLayout layout = stages_of(spec);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <vector>
 
 #include "config/check/run_check_keys.h"
@@ -40,6 +41,27 @@ std::string inner_choices(const RunSpec& s) {
   return fmt::format("choose {}", fmt::join(choices, " or "));
 }
 
+// Returns whether some cp_inner makes two levels of a cp that the sequence can be cut for.
+bool has_levels(const RunSpec& s, int64_t cp) {
+  if (cp < 4 || s.train.seq_len % (2 * cp) != 0) return false;
+  const int64_t shared = std::gcd(cp, s.model.num_kv_heads / s.parallel.tp);
+  return largest_divisor(shared, cp / 2) > 1;
+}
+
+// Returns "or parallel.cp = 8, which needs a multiple of 8 ranks": the cp nearest to this one that has two levels.
+std::string nearest_with_levels(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  const int64_t most = s.train.seq_len / 2, from = std::min(p.cp, most + 1);
+  for (int64_t apart = 1; apart <= std::max(from, most); ++apart) {
+    for (const int64_t cp : {from - apart, from + apart}) {
+      if (has_levels(s, cp))
+        return fmt::format("or parallel.cp = {}, which needs a multiple of tp * cp * pp = {} ranks", cp,
+                           p.tp * cp * p.pp);
+    }
+  }
+  return "since no parallel.cp has two levels with this length and these heads";
+}
+
 void check_levels(const RunSpec& s) {
   const ParallelSpec& p = s.parallel;
   if (!p.is_hierarchical())
@@ -48,9 +70,8 @@ void check_levels(const RunSpec& s) {
   const char* key = p.cp_comm == CpComm::hierarchical ? "parallel.cp_comm" : "parallel.cp_comm_window";
   MOEBIUS_CHECK(usage, largest_divisor(p.cp, p.cp - 1) > 1,
                 "{} = \"hierarchical\" splits the ranks of cp into equal groups of at least 2: parallel.cp must be at "
-                "least 4 and not a prime number; got {}; choose \"allgather\", \"ring\" or \"alltoall\", or another "
-                "parallel.cp{}",
-                key, p.cp, origin(s, key));
+                "least 4 and not a prime number; got {}; choose \"allgather\", \"ring\" or \"alltoall\", {}{}",
+                key, p.cp, nearest_with_levels(s), origin(s, key));
   const bool levels = p.cp_inner > 1 && p.cp_inner < p.cp && p.cp % p.cp_inner == 0;
   MOEBIUS_CHECK(usage, levels && s.model.num_kv_heads % (p.tp * p.cp_inner) == 0,
                 "parallel.cp_inner must be above 1 and below parallel.cp = {}, and divide it, and tp * cp_inner = {} * "
@@ -59,18 +80,25 @@ void check_levels(const RunSpec& s) {
                 origin(s, "parallel.cp_inner"));
 }
 
-// "the nearest are 32 and 40, or "; empty where all are beyond the positions of the model.
-std::string nearest_lengths(const RunSpec& s) {
-  const int64_t of = 2 * s.parallel.cp;
-  if (of > s.model.max_position_embeddings) return "choose ";
-  return fmt::format("the nearest {}, or ", nearest_multiples(s.train.seq_len, of, s.model.max_position_embeddings));
-}
-
 // Returns the largest divisor of cp that a sequence of this length can be cut for.
 int64_t cp_that_divides(const RunSpec& s) {
   int64_t cp = s.parallel.cp;
   while (cp > 1 && (s.parallel.cp % cp != 0 || s.train.seq_len % (2 * cp) != 0)) --cp;
   return cp;
+}
+
+// Returns "the nearest are 32 and 40, or parallel.cp = 1". A length beyond the positions of the model is refused
+// with each cp, so no other cp is named then.
+std::string lengths_or_cp(const RunSpec& s) {
+  const int64_t of = 2 * s.parallel.cp, positions = s.model.max_position_embeddings, seq_len = s.train.seq_len;
+  if (of > positions)
+    return seq_len > positions ? "choose a smaller parallel.cp and a length within the positions of the model"
+                               : fmt::format("choose parallel.cp = {}", cp_that_divides(s));
+  if (seq_len > positions)
+    return fmt::format("the nearest within model.max_position_embeddings = {} {}", positions,
+                       nearest_multiples(positions, of, positions));
+  return fmt::format("the nearest {}, or parallel.cp = {}", nearest_multiples(seq_len, of, positions),
+                     cp_that_divides(s));
 }
 
 void check_dynamic(const RunSpec& s) {
@@ -108,8 +136,8 @@ void check_context_parallel(const RunSpec& s) {
   check_levels(s);
   check_dynamic(s);
   MOEBIUS_CHECK(usage, s.train.seq_len % (2 * p.cp) == 0,
-                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; {}parallel.cp = {}{}", 2 * p.cp,
-                s.train.seq_len, nearest_lengths(s), cp_that_divides(s), origin(s, "train.seq_len"));
+                "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; {}{}", 2 * p.cp, s.train.seq_len,
+                lengths_or_cp(s), origin(s, "train.seq_len"));
 }
 
 }  // namespace moebius

@@ -17,13 +17,29 @@ TEST(CheckContextParallel, HierarchicalNeedsSeveralGroupsOfSeveral) {
   EXPECT_THAT(
       check_error({"parallel.cp=2", "train.seq_len=16", "parallel.cp_comm=hierarchical", "parallel.cp_inner=2"}, 2),
       HasSubstr("parallel.cp_comm " + needs +
-                "2; choose \"allgather\", \"ring\" or \"alltoall\", or another parallel.cp [--set]"));
+                "2; choose \"allgather\", \"ring\" or \"alltoall\", or parallel.cp = 4, which needs a multiple of tp * "
+                "cp * pp = 4 ranks [--set]"));
   EXPECT_THAT(check_error({"parallel.cp=3", "train.seq_len=12", "parallel.cp_comm=hierarchical"}, 3),
-              HasSubstr(needs + "3;"));
+              HasSubstr(needs + "3; choose \"allgather\", \"ring\" or \"alltoall\", or parallel.cp = 6, which"));
+  EXPECT_THAT(check_error({"parallel.cp=7", "train.seq_len=32", "parallel.cp_comm=hierarchical"}, 7),
+              HasSubstr("or parallel.cp = 8, which needs a multiple of tp * cp * pp = 8 ranks [--set]"));
+  EXPECT_THAT(
+      check_error({"parallel.cp=3", "train.seq_len=12", "parallel.cp_comm=hierarchical", "model.num_key_value_heads=1"},
+                  3),
+      HasSubstr("\"alltoall\", since no parallel.cp has two levels with this length and these heads [--set]"));
   EXPECT_THAT(
       check_error(
           {"parallel.cp=2", "train.seq_len=16", "model.sliding_window=4", "parallel.cp_comm_window=hierarchical"}, 2),
       HasSubstr("parallel.cp_comm_window " + needs + "2;"));
+}
+
+// The sequence is too long for each cp, so another cp would not help.
+TEST(CheckContextParallel, LengthBeyondThePositionsNamesNoOtherCp) {
+  EXPECT_THAT(check_error({"parallel.cp=2", "train.seq_len=37"}, 2),
+              HasSubstr("train.seq_len must be divisible by 2 * parallel.cp = 4; got 37; the nearest within "
+                        "model.max_position_embeddings = 33 is 32 [--set]"));
+  EXPECT_THAT(check_error({"parallel.cp=24", "train.seq_len=37"}, 24),
+              HasSubstr("got 37; choose a smaller parallel.cp and a length within the positions of the model [--set]"));
 }
 
 }  // namespace

@@ -36,6 +36,16 @@ int64_t largest_divisor(int64_t n, int64_t at_most) {
   return divisor;
 }
 
+int64_t nearest_divisor(int64_t n, int64_t m) {
+  const int64_t below = largest_divisor(n, m);
+  if (m >= n) return below;
+  const int64_t end = 2 * m - below;  // as far above m
+  for (int64_t above = m; above < end; ++above) {
+    if (n % above == 0) return above;
+  }
+  return below;
+}
+
 std::string nearest_multiples(int64_t n, int64_t of, int64_t at_most) {
   const int64_t below = n / of * of, above = below + of;
   if (below == 0) return fmt::format("is {}", above);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "config/check/expert_rows_bound.h"
 
@@ -59,6 +60,22 @@ void add_offload(std::vector<RunNote>& notes, const RunSpec& run) {
                    expert_rows_budget(run))});
 }
 
+void add_yarn(std::vector<RunNote>& notes, const RunSpec& run) {
+  const RopeScaling& s = run.model.rope_scaling;
+  if (s.type != RopeType::yarn) return;
+  if (run.provenance.contains(kYarnFactor))
+    notes.push_back(
+        {fmt::format("model.rope_scaling has no factor, so YaRN takes max_position_embeddings / "
+                     "original_max_position_embeddings = {} / {} = {}",
+                     run.model.max_position_embeddings, s.original_positions, s.factor)});
+  const int64_t stretched = std::llround(s.factor * static_cast<double>(s.original_positions));
+  if (run.train.seq_len > stretched)
+    notes.push_back(
+        {fmt::format("train.seq_len = {} is longer than the {} positions to which model.rope_scaling "
+                     "stretches the model: factor * original_max_position_embeddings = {} * {}",
+                     run.train.seq_len, stretched, s.factor, s.original_positions)});
+}
+
 }  // namespace
 
 std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
@@ -68,6 +85,7 @@ std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
   if (run.parallel.shard_gradients)
     add_sharding(notes, "parallel.shard_gradients", "gradients", run, num_ranks, !run.lora.is_on());
   add_offload(notes, run);
+  add_yarn(notes, run);
   return notes;
 }
 

@@ -1,5 +1,6 @@
 #include "config/check/run_notes.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,6 +65,31 @@ TEST(RunNotes, OfRowsOfExpertsThatOffloadLeavesOnTheDevice) {
               ElementsAre("memory.offload \"layer\" leaves the rows of experts on the device: several ranks share the "
                           "experts, so their rows are in the pool of memory.expert_rows = 1.25; 0 plans and moves the "
                           "worst case"));
+}
+
+TEST(RunNotes, OfTheFactorOfYarn) {
+  const std::string original = "original_max_position_embeddings=11";
+  EXPECT_THAT(notes({"model.rope_scaling={rope_type=\"yarn\",factor=3.0," + original + "}", "train.seq_len=33"}, 1),
+              IsEmpty());
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    EXPECT_THAT(notes({fmt::format("model.{}={{rope_type=\"yarn\",{}}}", key, original), "train.seq_len=33"}, 1),
+                ElementsAre("model.rope_scaling has no factor, so YaRN takes max_position_embeddings / "
+                            "original_max_position_embeddings = 33 / 11 = 3"));
+  EXPECT_THAT(notes({"model.rope_scaling={rope_type=\"yarn\",factor=2.0," + original + "}", "train.seq_len=22"}, 1),
+              IsEmpty());
+  EXPECT_THAT(notes({"model.rope_scaling={rope_type=\"yarn\",factor=2.0," + original + "}", "train.seq_len=23"}, 1),
+              ElementsAre("train.seq_len = 23 is longer than the 22 positions to which model.rope_scaling stretches "
+                          "the model: factor * original_max_position_embeddings = 2 * 11"));
+}
+
+TEST(RunNotes, OfTheFactorOfYarnInAModelsFolder) {
+  const ConfigFolder folder(
+      "{\"model_type\": \"qwen3_moe\", \"max_position_embeddings\": 64, \"num_experts\": 4, \"rope_scaling\": "
+      "{\"rope_type\": \"yarn\", \"original_max_position_embeddings\": 16}}");
+  const RunSpec run = parse_run_spec(kRest, "r.toml", {"model.hf=" + folder.path()});
+  ASSERT_EQ(run_notes(run, 1).size(), 1U);
+  EXPECT_THAT(run_notes(run, 1)[0].text, HasSubstr("= 64 / 16 = 4"));
+  EXPECT_THAT(run_notes(read_back(run, true), 1), IsEmpty()) << "the resolved recipe has the factor";
 }
 
 // `train` refuses it when it reads the recipe, not when it has begun to build the model.

@@ -115,6 +115,22 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
   EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::object()); }), HasSubstr("got null"));
 }
 
+TEST(HfRead, RefusesAFactorOfYarnBelow1) {
+  const Refused cases[] = {
+      {{{"rope_scaling", {{"type", "yarn"}, {"factor", 0.5}}}},
+       "rope_scaling.factor must be at least 1 for RoPE of type \"yarn\", which stretches the positions to factor * "
+       "original_max_position_embeddings; got 0.5"},
+      {{{"max_position_embeddings", 16},
+        {"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}},
+       "rope_scaling has no factor, and RoPE of type \"yarn\" takes max_position_embeddings / "
+       "original_max_position_embeddings = 16 / 64 = 0.25, which must be at least 1; correct them, or give the factor"},
+  };
+  for (const Refused& refused : cases) {
+    const json config = with(moebius_config(), refused.more);
+    EXPECT_THAT(error_text(ErrorKind::input, [&] { from(config); }), HasSubstr(refused.text));
+  }
+}
+
 TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {
   const Refused cases[] = {
       {{{"model_type", "olmoe"}, {"clip_qkv", -8.0}},

@@ -42,6 +42,19 @@ class RopeTableReader {
     r_.fail("{}.mscale_all_dim must be 0 for RoPE of type {}, which scales no attention here; got {}", key_,
             shown(type_value()), value("mscale_all_dim"));
   }
+  // A table without a factor has the one that follows from the two lengths.
+  void require_stretch(double factor, const ModelSpec& m, int64_t original) const {
+    if (factor >= 1) return;
+    if (has("factor"))
+      r_.fail(
+          "{}.factor must be at least 1 for RoPE of type {}, which stretches the positions to factor * "
+          "original_max_position_embeddings; got {}",
+          key_, shown(type_value()), value("factor"));
+    r_.fail(
+        "{} has no factor, and RoPE of type {} takes max_position_embeddings / original_max_position_embeddings = "
+        "{} / {} = {}, which must be at least 1; correct them, or give the factor",
+        key_, shown(type_value()), m.max_position_embeddings, original, factor);
+  }
   void require_order(const char* low_name, double low, const char* high_name, double high) const {
     if (high <= low) r_.fail("{}.{} must be above {} = {}; got {}", key_, high_name, low_name, low, high);
   }
@@ -91,6 +104,7 @@ RopeScaling read_scaling(const HfReader& r, const RopeTableReader& t, const Mode
   const double by_length = s.type == RopeType::yarn ? double(m.max_position_embeddings) / s.original_positions : 0;
   if (s.type != RopeType::yarn) t.require("factor");
   s.factor = t.number("factor", by_length, positive);
+  if (s.type == RopeType::yarn) t.require_stretch(s.factor, m, s.original_positions);
   if (s.type == RopeType::llama3) {
     for (const char* name : {"low_freq_factor", "high_freq_factor"}) t.require(name);
     s.low_freq_factor = t.number("low_freq_factor", 0, positive);
