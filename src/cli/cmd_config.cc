@@ -200,7 +200,9 @@ nlohmann::ordered_json parameter_json(const RunSpec& run) {
 
 MemoryCheck memory_check(const Resolved& r) {
   const PinnedMemory pinned = pinned_of_machine(r.mesh, r.pinned_of_stage, r.ranks_per_machine);
-  return check_rank_memory(*r.engine, r.run, r.mesh.world(), pinned, available_memory_bytes());
+  std::optional<AcceleratorInfo> gpu;
+  if (r.run.device == DeviceKind::cuda && Accelerator::count() > 0) gpu = Accelerator::describe(0);
+  return check_rank_memory(*r.engine, r.run, r.mesh.world(), pinned, available_memory_bytes(), gpu);
 }
 
 std::vector<std::string> notes(const Resolved& r) {

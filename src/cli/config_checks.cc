@@ -5,9 +5,10 @@
 #include <filesystem>
 
 #include "cli/count_text.h"
+#include "config/check/hopper_check.h"
 #include "config/check/hopper_notes.h"
+#include "core/error.h"
 #include "data/token_data.h"
-#include "device/accelerator.h"
 #include "train/host_memory.h"
 
 namespace moebius {
@@ -16,16 +17,16 @@ namespace {
 
 // The free memory of a GPU of each size, once a context is made. That of an H100 and of an H200 was read in a run: 1.65
 // and 1.4 GiB less than nvidia-smi gives in all, 81559 and 143771 MiB. The others are estimated in the same way: 1.65
-// GiB less than published outputs of nvidia-smi give (24564, 32607, 46068, 81920 and 183359 MiB), in whole GiB. A card
-// that drives a display has less.
+// GiB less than published outputs of nvidia-smi give (24576, 24564, 32607, 40960, 46068, 81920 and 183359 MiB), in
+// whole GiB. A card that drives a display has less.
 struct KnownGpu {
   const char* name;
   int64_t free_gib;
   bool is_hopper = false;
 };
-constexpr KnownGpu kKnownGpus[] = {{"an RTX 4090", 22},   {"an RTX 5090", 30},      {"an L40S", 43},
-                                   {"an H100", 78, true}, {"an A100 of 80 GB", 78}, {"an H200", 139, true},
-                                   {"a B200", 177}};
+constexpr KnownGpu kKnownGpus[] = {{"an RTX 3090", 22},      {"an RTX 4090", 22},    {"an RTX 5090", 30},
+                                   {"an A100 of 40 GB", 38}, {"an L40S", 43},        {"an H100", 78, true},
+                                   {"an A100 of 80 GB", 78}, {"an H200", 139, true}, {"a B200", 177}};
 
 // "; 57.70 GiB of its host's memory are pinned, 128.00 GiB are available here".
 std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
@@ -42,24 +43,36 @@ std::string pinned_text(const PinnedMemory& pinned, int64_t available) {
   return pinned.bytes <= available ? text : text + ": this host has too little memory for it, with any GPU";
 }
 
+// Returns why a GPU of this kind ends the run before its first step; empty if it does not.
+std::string why_refused(const RunSpec& run, const AcceleratorInfo& gpu) {
+  try {
+    check_hopper_needs(hopper_needs(run), gpu.capability_major, gpu.capability_minor);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
 MemoryCheck check_gpu_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
-                             int64_t available) {
+                             int64_t available, const std::optional<AcceleratorInfo>& gpu) {
   MemoryCheck v{.needed_bytes = needed_of_gpu(engine)};
   v.text = fmt::format("{} of each GPU are needed{}", bytes_text(v.needed_bytes),
                        num_ranks == 1 ? "" : " by a rank that does not share it");
-  if (Accelerator::count() > 0) {
-    const AcceleratorInfo gpu = Accelerator::describe(0);
-    v.fits = v.needed_bytes <= gpu.free_bytes && pinned.bytes <= available;
+  if (gpu) {
+    const std::string refused = why_refused(run, *gpu);
+    v.fits = refused.empty() && v.needed_bytes <= gpu->free_bytes && pinned.bytes <= available;
     v.text = fmt::format("{}: {}, {} are free of the first GPU here, {}", *v.fits ? "yes" : "no", v.text,
-                         bytes_text(gpu.free_bytes), gpu.name);
+                         bytes_text(gpu->free_bytes), gpu->name);
     v.text += pinned_text(pinned, available);
+    if (!refused.empty()) v.text += "; this GPU refuses the recipe: " + refused;
     return v;
   }
-  const bool needs_hopper = !hopper_notes(run).empty();
-  const int64_t of_others = needs_hopper ? v.needed_bytes : needed_of_other_gpu(engine);
-  if (of_others != v.needed_bytes) v.text += fmt::format(", {} of one that is not Hopper's", bytes_text(of_others));
+  std::optional<int64_t> of_others;
+  if (hopper_notes(run).empty()) of_others = needed_of_other_gpu(engine);
+  if (of_others && bytes_text(*of_others) != bytes_text(v.needed_bytes))
+    v.text += fmt::format(", {} of one that is not Hopper's", bytes_text(*of_others));
   v.text += known_gpus_text(v.needed_bytes, of_others);
-  if (needs_hopper) v.text += ", by memory only: only Hopper GPUs run this recipe";
+  if (!of_others) v.text += "; GPUs that are not Hopper's refuse this recipe";
   v.text += "; no GPU is here to ask" + pinned_text(pinned, available);
   if (pinned.bytes > available) v.fits = false;
   return v;
@@ -94,12 +107,13 @@ int64_t needed_of_other_gpu(const Engine& engine) {
   return needed_of_gpu(Engine(spec));
 }
 
-std::string known_gpus_text(int64_t needed_of_hopper, int64_t needed_of_others) {
+std::string known_gpus_text(int64_t needed_of_hopper, const std::optional<int64_t>& needed_of_others) {
   std::string text;
   for (const bool fits : {true, false}) {
     std::string list;
     for (const KnownGpu& gpu : kKnownGpus) {
-      if (((gpu.is_hopper ? needed_of_hopper : needed_of_others) <= gpu.free_gib << 30) != fits) continue;
+      const std::optional<int64_t> needed = gpu.is_hopper ? needed_of_hopper : needed_of_others;
+      if (!needed || (*needed <= gpu.free_gib << 30) != fits) continue;
       list +=
           fmt::format("{} {} ({}{})", list.empty() ? "" : ",", gpu.name, gpu.free_gib, list.empty() ? " GiB free" : "");
     }
@@ -131,8 +145,8 @@ PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>
 }
 
 MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
-                              int64_t available) {
-  if (run.device == DeviceKind::cuda) return check_gpu_memory(engine, run, num_ranks, pinned, available);
+                              int64_t available, const std::optional<AcceleratorInfo>& gpu) {
+  if (run.device == DeviceKind::cuda) return check_gpu_memory(engine, run, num_ranks, pinned, available, gpu);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
   MemoryCheck v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/run_spec.h"
+#include "device/accelerator.h"
 #include "engine/engine.h"
 
 namespace moebius {
@@ -15,8 +16,9 @@ namespace moebius {
 struct MemoryCheck {
   // On CPUs the host memory of all ranks; on GPUs the memory of one rank's GPU, without its context.
   int64_t needed_bytes = 0;
-  std::optional<bool> fits;  // whether the run fits here; none: there is no GPU here, and the host suffices
-  std::string text;          // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
+  // It is true if the GPU or the CPU here can run it in this memory. None: there is no GPU here, and the host suffices.
+  std::optional<bool> fits;
+  std::string text;  // "yes: 324.2 MiB are needed, 18.20 GiB are available on this machine"
 };
 
 // The host memory that ranks pin for their GPUs, on the machine whose ranks pin the most.
@@ -33,9 +35,9 @@ int64_t needed_of_gpu(const Engine& engine);
 int64_t needed_of_other_gpu(const Engine& engine);
 
 // Returns the end of a sentence about a rank that needs these bytes of a Hopper GPU or of another one: which GPUs of a
-// table have them free.
+// table have them free. needed_of_others: nothing if other GPUs refuse the run; then only Hopper GPUs are named.
 //   ": fits an H200 (139 GiB free), a B200 (177); does not fit an RTX 4090 (22 GiB free), ..."
-std::string known_gpus_text(int64_t needed_of_hopper, int64_t needed_of_others);
+std::string known_gpus_text(int64_t needed_of_hopper, const std::optional<int64_t>& needed_of_others);
 
 // Returns the end of a sentence about the memory of one rank on its GPU. It says that the value is for a rank with its
 // own GPU. If the run has more ranks than this machine has GPUs, it gives the sum on a shared GPU as well. It is empty
@@ -44,9 +46,10 @@ std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t
 
 // Checks the memory of the rank that needs the most. All ranks of a run on the CPU count as on
 // this machine. available: bytes of host memory here. A run on GPUs compares `pinned` with it, as `train` does when it
-// starts; a run on the CPU compares what all of its ranks need.
+// starts; a run on the CPU compares what all of its ranks need. gpu: the first GPU here, if there is one. A run does not
+// fit a GPU that lacks kernels that it needs.
 MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
-                              int64_t available);
+                              int64_t available, const std::optional<AcceleratorInfo>& gpu);
 
 // Returns one line with the tokens of the run, and one for each existing dataset of data.train that says how often it
 // is read.

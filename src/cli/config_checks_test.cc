@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "device/accelerator.h"
 #include "engine/engine_spec.h"
 
 namespace moebius {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST(ConfigVerdict, PredictionNotesRanksThatShareAGpu) {
   const DeviceMemory memory{.plan_bytes = 58 << 20, .workspace_bytes = 130 << 20, .code_bytes = 6 << 20};
@@ -24,22 +28,32 @@ TEST(ConfigVerdict, PredictionNotesRanksThatShareAGpu) {
 
 TEST(ConfigVerdict, NamesTheGpusThatARecipeFits) {
   const auto text = [](int64_t gib) { return known_gpus_text(gib << 30, gib << 30); };
-  EXPECT_EQ(text(21),
-            ": fits an RTX 4090 (22 GiB free), an RTX 5090 (30), an L40S (43), an H100 (78), an A100 of 80 GB (78), "
-            "an H200 (139), a B200 (177)");
   EXPECT_EQ(
-      text(78),
-      ": fits an H100 (78 GiB free), an A100 of 80 GB (78), an H200 (139), a B200 (177); does not fit an RTX 4090 "
-      "(22 GiB free), an RTX 5090 (30), an L40S (43)");
-  EXPECT_EQ(text(200).substr(0, 48), ": does not fit an RTX 4090 (22 GiB free), an RTX");
+      text(21),
+      ": fits an RTX 3090 (22 GiB free), an RTX 4090 (22), an RTX 5090 (30), an A100 of 40 GB (38), an L40S (43), "
+      "an H100 (78), an A100 of 80 GB (78), an H200 (139), a B200 (177)");
+  EXPECT_EQ(
+      text(39),
+      ": fits an L40S (43 GiB free), an H100 (78), an A100 of 80 GB (78), an H200 (139), a B200 (177); does not fit an "
+      "RTX 3090 (22 GiB free), an RTX 4090 (22), an RTX 5090 (30), an A100 of 40 GB (38)");
+  EXPECT_EQ(text(200).substr(0, 48), ": does not fit an RTX 3090 (22 GiB free), an RTX");
   EXPECT_EQ(known_gpus_text(int64_t{79} << 30, int64_t{78} << 30),
-            ": fits an A100 of 80 GB (78 GiB free), an H200 (139), a B200 (177); does not fit an RTX 4090 (22 GiB "
-            "free), an RTX 5090 (30), an L40S (43), an H100 (78)")
+            ": fits an A100 of 80 GB (78 GiB free), an H200 (139), a B200 (177); does not fit an RTX 3090 (22 GiB "
+            "free), an RTX 4090 (22), an RTX 5090 (30), an A100 of 40 GB (38), an L40S (43), an H100 (78)")
       << "an A100 runs kernels with less scratch";
 }
 
+TEST(ConfigVerdict, NamesOnlyHopperGpusWhereOthersRefuse) {
+  const auto text = [](int64_t gib) { return known_gpus_text(gib << 30, std::nullopt); };
+  EXPECT_EQ(text(21), ": fits an H100 (78 GiB free), an H200 (139)");
+  EXPECT_EQ(text(79), ": fits an H200 (139 GiB free); does not fit an H100 (78 GiB free)");
+  EXPECT_EQ(text(150), ": does not fit an H100 (78 GiB free), an H200 (139)");
+}
+
+using Settings = std::vector<std::string>;
+
 // A small run on a GPU, on a machine that has none, in bf16.
-RunSpec small_gpu_run(const std::vector<std::string>& more) {
+RunSpec small_gpu_run(const Settings& more) {
   std::vector<std::string> set{"run.device=cuda",
                                "run.threads=1",
                                "precision.compute=bf16",
@@ -83,20 +97,62 @@ TEST(ConfigVerdict, CountsLessScratchForGpusThatAreNotHoppers) {
   EXPECT_LE(needed_of_other_gpu(engine), needed_of_gpu(engine));
 }
 
-// `config` says of runs that other GPUs refuse that the memory alone is compared.
+std::string text_without_gpu(const Settings& more) {
+  const RunSpec run = small_gpu_run(more);
+  Engine engine(on_no_gpu(run));
+  return check_rank_memory(engine, run, 2, {}, int64_t{1} << 40, std::nullopt).text;
+}
+
 TEST(ConfigVerdict, SaysWhichRunsNeedAHopperGpu) {
-  if (Accelerator::count() > 0) GTEST_SKIP() << "the GPU here is asked";
-  const auto text = [](const std::vector<std::string>& more) {
+  const Settings splits{"parallel.ep=2", "parallel.dispatcher=direct", "parallel.expert_overlap=batch_split"};
+  for (const Settings& more : {Settings{}, Settings{"precision.recipe=fp8_tensor"}}) {
+    const std::string text = text_without_gpu(more);
+    EXPECT_THAT(text, AllOf(HasSubstr("fits an RTX 3090"), Not(HasSubstr("refuse"))));
+  }
+  for (const Settings& more : {Settings{"precision.recipe=fp8_block"}, splits}) {
+    const std::string text = text_without_gpu(more);
+    EXPECT_THAT(text, HasSubstr(": fits an H100 (78 GiB free), an H200 (139); GPUs that are not Hopper's refuse this "
+                                "recipe; no GPU is here to ask"));
+    EXPECT_THAT(text, Not(HasSubstr("of one that is not Hopper's")));
+  }
+}
+
+// The needs of both kinds are printed where they differ as printed.
+TEST(ConfigVerdict, PrintsTheNeedOfOtherGpusIfItDiffers) {
+  for (const Settings& more : {Settings{}, Settings{"precision.recipe=fp8_tensor"}, Settings{"model.head_dim=96"}}) {
     const RunSpec run = small_gpu_run(more);
     Engine engine(on_no_gpu(run));
-    return check_rank_memory(engine, run, 2, {}, int64_t{1} << 40).text;
+    const std::string of_hopper = bytes_text(needed_of_gpu(engine)),
+                      of_others = bytes_text(needed_of_other_gpu(engine));
+    const std::string text = text_without_gpu(more);
+    EXPECT_EQ(text.find(", " + of_others + " of one that is not Hopper's") != std::string::npos, of_hopper != of_others)
+        << text;
+  }
+}
+
+TEST(ConfigVerdict, AnswersNoForAGpuThatRefusesTheRun) {
+  const auto check = [](const Settings& more, const AcceleratorInfo& gpu) {
+    const RunSpec run = small_gpu_run(more);
+    Engine engine(on_no_gpu(run));
+    return check_rank_memory(engine, run, 1, {}, int64_t{1} << 40, gpu);
   };
-  const auto needs_hopper = ::testing::HasSubstr("by memory only: only Hopper GPUs run this recipe");
-  EXPECT_THAT(text({}), ::testing::Not(needs_hopper));
-  EXPECT_THAT(text({"precision.recipe=fp8_tensor"}), ::testing::Not(needs_hopper));
-  EXPECT_THAT(text({"precision.recipe=fp8_block"}), needs_hopper);
-  EXPECT_THAT(text({"parallel.ep=2", "parallel.dispatcher=direct", "parallel.expert_overlap=batch_split"}),
-              needs_hopper);
+  AcceleratorInfo l40s{.name = "NVIDIA L40S", .capability_major = 8, .capability_minor = 9};
+  AcceleratorInfo h100{.name = "NVIDIA H100", .capability_major = 9};
+  l40s.free_bytes = h100.free_bytes = int64_t{43} << 30;
+  const MemoryCheck refused = check({"precision.recipe=fp8_block"}, l40s);
+  EXPECT_EQ(refused.fits, false);
+  EXPECT_THAT(
+      refused.text,
+      AllOf(StartsWith("no: "),
+            HasSubstr(" are needed, 43.00 GiB are free of the first GPU here, NVIDIA L40S; this GPU refuses the "
+                      "recipe: precision.recipe = \"fp8_block\" needs a GPU of compute capability 9.0; this "
+                      "one has 8.9; set ")));
+  for (const MemoryCheck& runs : {check({"precision.recipe=fp8_block"}, h100), check({}, l40s)}) {
+    EXPECT_EQ(runs.fits, true);
+    EXPECT_THAT(runs.text, AllOf(StartsWith("yes: "), Not(HasSubstr("refuses"))));
+  }
+  h100.free_bytes = 1 << 20;
+  EXPECT_EQ(check({}, h100).fits, false);
 }
 
 // The sum is over the ranks of one machine, as in `train`, of the machine whose ranks pin most.
