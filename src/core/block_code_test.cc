@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -52,6 +53,43 @@ TEST(BlockCodes, RoundToANeighbour) {
     EXPECT_LE(std::abs(nearest - x), std::abs(got - x)) << x;
     if (got != 0) {
       EXPECT_EQ(std::signbit(got), std::signbit(x));
+    }
+  }
+}
+
+// encode_blocks finds codes with a table, encoded() with a search. Each value of a code, its neighbours among the
+// floats, borders of binades and random numbers have the same codes from both, whatever the draw.
+TEST(BlockCodes, BlocksHaveTheCodesOfTheSearch) {
+  std::vector<float> values{0, 1e-30f, 9e-8f, 5e-7f};
+  for (const float value : kCodeValues.without_sign) values.push_back(value);
+  for (const float value : kCodeValues.with_sign) values.push_back(value);
+  for (float power = 1; power > 1e-8f; power /= 2)
+    for (int i = 128; i < 256; ++i) values.push_back(power * static_cast<float>(i) / 256);
+  for (size_t i = 4, num = values.size(); i < num; ++i) {
+    values.push_back(std::nextafter(values[i], 0.0f));
+    values.push_back(std::min(std::nextafter(values[i], 2.0f), 1.0f));
+  }
+  const Rng rng(11, RngSite::bench);
+  while (values.size() % (kCodeBlock - 1) != 0) values.push_back(rng.uniform(values.size()));
+  for (const float scale : {1.0f, 3e-12f}) {
+    for (const BlockCode code : {BlockCode::with_sign, BlockCode::without_sign}) {
+      for (size_t begin = 0; begin < values.size(); begin += kCodeBlock - 1) {
+        std::vector<float> x(kCodeBlock, scale);  // the last element is the largest
+        std::vector<uint32_t> draws(kCodeBlock);
+        for (size_t i = 0; i + 1 < x.size(); ++i) {
+          x[i] = values[begin + i] * scale * (code == BlockCode::with_sign && i % 2 == 1 ? -1.0f : 1.0f);
+          draws[i] = rng.bits(begin + i)[1] & 0xffffu;
+        }
+        std::vector<uint8_t> drawn(kCodeBlock), nearest(kCodeBlock);
+        float got_scale = 0;
+        encode_blocks(code, drawn.data(), &got_scale, x.data(), draws.data(), kCodeBlock);
+        encode_blocks(code, nearest.data(), &got_scale, x.data(), nullptr, kCodeBlock);
+        ASSERT_EQ(got_scale, scale);
+        for (size_t i = 0; i < x.size(); ++i) {
+          ASSERT_EQ(drawn[i], encoded(code, kCodeValues, x[i], scale, draws[i])) << x[i] / scale;
+          ASSERT_EQ(nearest[i], encoded(code, kCodeValues, x[i], scale, 0x8000u)) << x[i] / scale;
+        }
+      }
     }
   }
 }

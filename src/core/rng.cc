@@ -3,17 +3,12 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/philox.h"
+
 namespace moebius {
 
 std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> k) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t{0xD2511F53u} * c[0];
-    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c[2];
-    c = {static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k[0], static_cast<uint32_t>(p1),
-         static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k[1], static_cast<uint32_t>(p0)};
-    k[0] += 0x9E3779B9u;
-    k[1] += 0xBB67AE85u;
-  }
+  philox_rounds(c[0], c[1], c[2], c[3], k[0], k[1]);
   return c;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/block_code.h"
+#include "core/philox.h"
 #include "core/rng.h"
 #include "ops/cpu/vector.h"
 #include "ops/optimizer/optimizer.h"
@@ -18,18 +19,13 @@ inline constexpr int64_t kBlock = kCodeBlock;
 class DrawnBits {
  public:
   DrawnBits(const RoundingDraws& of, int64_t step)
-      : of_(of), rng_(of.seed, RngSite::rounding, static_cast<uint64_t>(step), of.key) {}
+      : of_(of), words_(Rng(of.seed, RngSite::rounding, static_cast<uint64_t>(step), of.key).words()) {}
 
   void fill(int64_t begin, int64_t n) {
     for (int64_t i = 0; i < n;) {
       const int64_t at = of_.begin + begin + i, inside = at % of_.run, count = std::min(of_.run - inside, n - i);
       const int64_t first = of_.first + at / of_.run * of_.stride + inside;
-      for (int64_t j = 0; j < count; ++j) {
-        const auto bits = rng_.bits(static_cast<uint64_t>(first + j));
-        m[i + j] = bits[0] & 0xffffu;
-        v[i + j] = bits[0] >> 16;
-        weight[i + j] = bits[1] & 0xffffu;
-      }
+      draw(static_cast<uint64_t>(first), i, count);
       i += count;
     }
   }
@@ -37,8 +33,23 @@ class DrawnBits {
   uint32_t m[kBlock], v[kBlock], weight[kBlock];
 
  private:
+  // Draws for the elements i to i + count of the block, whose global index begins with `first`.
+  void draw(uint64_t first, int64_t i, int64_t count) {
+    const Rng::Words words = words_;
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) {
+      const uint64_t index = first + static_cast<uint64_t>(j);
+      uint32_t a = static_cast<uint32_t>(index), b = static_cast<uint32_t>(index >> 32);
+      uint32_t c = words.counter_high[0], d = words.counter_high[1];
+      philox_rounds(a, b, c, d, words.key[0], words.key[1]);
+      m[i + j] = a & 0xffffu;
+      v[i + j] = a >> 16;
+      weight[i + j] = b & 0xffffu;
+    }
+  }
+
   const RoundingDraws& of_;
-  Rng rng_;
+  Rng::Words words_;
 };
 
 inline void load(float* to, const Tensor& from, int64_t begin, int64_t n) {
