@@ -15,7 +15,7 @@ namespace {
 template <int kNum>
 struct CodeTable {
   static constexpr int kBits = 7, kShift = 23 - kBits;
-  static constexpr int kBuckets = 24 << kBits;  // 1e-7 lies in the 24th binade below 1
+  static constexpr int kBuckets = 24 << kBits;  // 1e-7 is in the 24th binade below 1
 
   float values[kNum + 1] = {};  // the last one is infinite
   uint8_t first[kBuckets + 1] = {};
