@@ -7,13 +7,15 @@
 
 A row has the shape of a product, and the milliseconds of its passes in bf16 and with the recipe. Products that
 precision.keep names have no row. If several products or files have the same shape, the first one is printed.
-The exit code is 1 if a file was measured with another recipe than fp8_block, or on a CPU.
+The exit code is 1 if a file was measured with another recipe than fp8_block and fp8_tensor, with another recipe than
+the first file, or on a CPU.
 """
 
 import json
 import sys
 from pathlib import Path
 
+RECIPES = ("fp8_block", "fp8_tensor")
 PASSES = ("forward_ms", "backward_input_ms", "backward_weight_ms")
 
 
@@ -27,14 +29,16 @@ def row(line):
 
 
 def main(files):
-    seen = set()
+    seen, recipe = set(), None
     for file in files:
         bench = json.loads(Path(file).read_text())
-        if bench.get("precision_recipe") != "fp8_block" or bench.get("device") != "cuda":
-            print(f"{file}: expected `bench precision --device cuda --json` of fp8_block; got "
-                  f"{bench.get('precision_recipe')} on {bench.get('device')}; measure again with --device cuda "
-                  "--set precision.recipe=fp8_block", file=sys.stderr)
+        got = bench.get("precision_recipe")
+        if got not in RECIPES or got != (recipe or got) or bench.get("device") != "cuda":
+            print(f"{file}: expected `bench precision --device cuda --json` of {recipe or ' or '.join(RECIPES)}; got "
+                  f"{got} on {bench.get('device')}; measure again with --device cuda "
+                  f"--set precision.recipe={recipe or RECIPES[0]}", file=sys.stderr)
             return 1
+        recipe = got
         print(f"    // {Path(bench['recipe']).stem}, {bench['rows']} tokens in a micro-batch: {bench['machine']}")
         for line in bench["lines"]:
             if line["kept"]:

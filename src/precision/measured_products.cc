@@ -9,10 +9,17 @@ namespace {
 
 // Measured with Qwen3-30B-A3B and 32768 tokens in a micro-batch, at 13dbb2f: q, k and v; o; the experts of a layer.
 // The kernel of weight gradients is newer than these times, so the last pair is empty.
-constexpr std::array kProducts = {
+constexpr std::array kFp8Block = {
     MeasuredProduct{{false, 32768, 5120, 2048}, {0.837, 0.609}, {0.844, 0.662}, {}},
     MeasuredProduct{{false, 32768, 2048, 4096}, {0.680, 0.533}, {0.684, 0.505}, {}},
     MeasuredProduct{{true, 2048, 1536, 2048}, {4.070, 2.910}, {4.377, 3.616}, {}},
+};
+
+// Measured with Qwen3-30B-A3B and 32768 tokens in a micro-batch.
+constexpr std::array kFp8Tensor = {
+    MeasuredProduct{{false, 32768, 5120, 2048}, {0.858, 0.613}, {0.862, 0.697}, PassPair{0.883, 0.872}},
+    MeasuredProduct{{false, 32768, 2048, 4096}, {0.686, 0.564}, {0.689, 0.517}, PassPair{0.672, 0.658}},
+    MeasuredProduct{{true, 2048, 1536, 2048}, {3.586, 2.784}, {3.770, 3.269}, PassPair{3.489, 4.284}},
 };
 
 // Returns the largest of the ratios of two shapes' sizes, as a power of two.
@@ -25,7 +32,11 @@ double distance(const ProductShape& a, const ProductShape& b) {
 
 }  // namespace
 
-std::span<const MeasuredProduct> measured_products() { return kProducts; }
+std::span<const MeasuredProduct> measured_products(PrecisionRecipe recipe) {
+  if (recipe == PrecisionRecipe::fp8_block) return kFp8Block;
+  if (recipe == PrecisionRecipe::fp8_tensor) return kFp8Tensor;
+  return {};
+}
 
 const MeasuredProduct* measured_product(const ProductShape& shape, std::span<const MeasuredProduct> all) {
   const MeasuredProduct* nearest = nullptr;

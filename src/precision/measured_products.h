@@ -1,10 +1,12 @@
-// Times of products in bf16 and with the recipe fp8_block, measured on a Hopper GPU by `moebius bench precision`
-// (docs/measurements/history.md). A run uses them to warn of products that the recipe makes slower.
+// Times of products in bf16 and with fp8_block or fp8_tensor, measured on a Hopper GPU by `moebius bench precision`
+// (docs/measurements/precision.md). A run uses them to warn of products that the recipe makes slower.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+
+#include "config/policy_spec.h"
 
 namespace moebius {
 
@@ -29,12 +31,12 @@ struct MeasuredProduct {
 
 inline constexpr const char* kMeasuredProductsGpu = "an H200";
 
-// The products that were measured. tools/measured_products.py writes these rows from `bench precision --json`.
-std::span<const MeasuredProduct> measured_products();
+// The products that were measured with a recipe; none for the recipes that are emulated.
+// tools/measured_products.py writes these rows from `bench precision --json`.
+std::span<const MeasuredProduct> measured_products(PrecisionRecipe recipe);
 
 // Returns the product with the nearest shape; null if rows, out or in differ by a factor of more than 2 from every
 // product of `all`.
-const MeasuredProduct* measured_product(const ProductShape& shape,
-                                        std::span<const MeasuredProduct> all = measured_products());
+const MeasuredProduct* measured_product(const ProductShape& shape, std::span<const MeasuredProduct> all);
 
 }  // namespace moebius

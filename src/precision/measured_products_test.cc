@@ -5,20 +5,34 @@
 namespace moebius {
 namespace {
 
+const MeasuredProduct* timed(const ProductShape& shape, PrecisionRecipe recipe = PrecisionRecipe::fp8_block) {
+  return measured_product(shape, measured_products(recipe));
+}
+
 TEST(MeasuredProduct, AreThoseOfTheNearestShape) {
-  const MeasuredProduct* o = measured_product({.rows = 20000, .out = 2048, .in = 4000});
+  const MeasuredProduct* o = timed({.rows = 20000, .out = 2048, .in = 4000});
   ASSERT_NE(o, nullptr);
   EXPECT_EQ(o->shape.in, 4096);
-  EXPECT_EQ(measured_product({.rows = 32768, .out = 5120, .in = 2048})->shape.out, 5120);
-  const MeasuredProduct* experts = measured_product({.is_experts = true, .rows = 2048, .out = 1536, .in = 2048});
+  EXPECT_EQ(timed({.rows = 32768, .out = 5120, .in = 2048})->shape.out, 5120);
+  const MeasuredProduct* experts = timed({.is_experts = true, .rows = 2048, .out = 1536, .in = 2048});
   ASSERT_NE(experts, nullptr);
   EXPECT_NEAR(experts->forward.ratio(), 0.715, 0.005);
 }
 
+TEST(MeasuredProduct, HaveARowOfEachShapeForBothRecipes) {
+  for (const MeasuredProduct& block : measured_products(PrecisionRecipe::fp8_block)) {
+    const MeasuredProduct* tensor = timed(block.shape, PrecisionRecipe::fp8_tensor);
+    ASSERT_NE(tensor, nullptr);
+    EXPECT_EQ(tensor->shape.rows, block.shape.rows);
+    EXPECT_EQ(tensor->shape.out, block.shape.out);
+  }
+  EXPECT_TRUE(measured_products(PrecisionRecipe::mxfp8).empty());
+}
+
 TEST(MeasuredProduct, NoneOfShapesThatAreFarFromAllThatWereTimed) {
-  EXPECT_EQ(measured_product({.rows = 32768, .out = 128, .in = 128}), nullptr);
-  EXPECT_EQ(measured_product({.rows = 1000, .out = 5120, .in = 2048}), nullptr);
-  EXPECT_EQ(measured_product({.is_experts = true, .rows = 32768, .out = 5120, .in = 2048}), nullptr);
+  EXPECT_EQ(timed({.rows = 32768, .out = 128, .in = 128}), nullptr);
+  EXPECT_EQ(timed({.rows = 1000, .out = 5120, .in = 2048}), nullptr);
+  EXPECT_EQ(timed({.is_experts = true, .rows = 32768, .out = 5120, .in = 2048}), nullptr);
 }
 
 }  // namespace

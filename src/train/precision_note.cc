@@ -55,7 +55,9 @@ double ratio(const MeasuredProduct& f, WeightGradientPrecision weight_gradients)
 }  // namespace
 
 std::optional<StartNote> precision_note(const RunSpec& run, std::span<const MeasuredProduct> measured) {
-  if (run.device != DeviceKind::cuda || run.precision.recipe != PrecisionRecipe::fp8_block ||
+  const PrecisionRecipe recipe = run.precision.recipe;
+  const bool is_emulated = run.kernels == KernelChoice::portable;
+  if (run.device != DeviceKind::cuda || recipe == PrecisionRecipe::none || is_emulated ||
       run.parallel.tp * run.parallel.etp > 1)
     return std::nullopt;
   std::vector<std::string> slower, slower_gradients;
@@ -67,17 +69,20 @@ std::optional<StartNote> precision_note(const RunSpec& run, std::span<const Meas
     if (run.precision.weight_gradients == WeightGradientPrecision::recipe && gradients > 1)
       slower_gradients.push_back(fmt::format("{} {:.2f}", product.name, gradients));
   }
-  const auto note = [](const char* what, const std::vector<std::string>& names, const char* advice) {
-    return StartNote{
-        fmt::format("precision.recipe = \"fp8_block\": {} took more time than in bf16 on {}, in shapes like "
-                    "these: {} times; {}, or time yours with `moebius bench precision`",
-                    what, kMeasuredProductsGpu, fmt::join(names, ", "), advice),
-        /*is_warning=*/true};
+  const auto note = [&](const char* what, const std::vector<std::string>& names, const char* advice) {
+    return StartNote{fmt::format("precision.recipe = \"{}\": {} took more time than in bf16 on {}, in shapes like "
+                                 "these: {} times; {}, or time yours with `moebius bench precision`",
+                                 name_of(recipe), what, kMeasuredProductsGpu, fmt::join(names, ", "), advice),
+                     /*is_warning=*/true};
   };
   if (!slower.empty()) return note("products", slower, "name them in precision.keep");
   if (!slower_gradients.empty())
     return note("gradients of weights", slower_gradients, "set precision.weight_gradients = \"compute\"");
   return std::nullopt;
+}
+
+std::optional<StartNote> precision_note(const RunSpec& run) {
+  return precision_note(run, measured_products(run.precision.recipe));
 }
 
 }  // namespace moebius
