@@ -1,8 +1,9 @@
-// The quantised products of a run that a GPU computes on FP8 kernels, and those that it emulates.
+// The quantised products of a run that a GPU computes on FP8 kernels, those that it emulates, and those that are refused.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "config/run_spec.h"
 #include "device/gpus_found.h"
@@ -19,5 +20,15 @@ void set_f8_kernels(RunSpec& run, const GpusFound& gpus, int64_t num_ranks);
 //   precision.recipe = "fp8_tensor": Hopper's FP8 kernels compute the products of model.layers.*.self_attn.o_proj.weight,
 //   ...; emulated (operands are quantised, and multiplied in bf16): model.layers.*.mlp.experts.down_proj
 std::string gpu_products_text(const RunSpec& run, bool knows_gpus);
+
+// Returns the parameters whose products the recipe of the run quantises, on any device; layers of one kind share a name.
+std::vector<std::string> quantised_products(const RunSpec& run);
+
+// Throws Error{usage} that names the first parameter whose products a recipe cannot compute because of its shape:
+//   nvfp4 on any device     two elements share a byte, so rows and columns are even
+//   fp8_block on a GPU      rows and columns are multiples of 16, the inner width of gated layers is a multiple of 128,
+//                           and experts have SwiGLU without a clamp and no biases
+// Parameters that precision.keep names are not checked, nor the shapes of single ranks: precision_of() does that.
+void check_quantised_products(const ModelSpec& model, const PrecisionSpec& precision, DeviceKind device);
 
 }  // namespace moebius

@@ -56,7 +56,7 @@ double ratio(const MeasuredProduct& f, WeightGradientPrecision weight_gradients)
 
 std::optional<StartNote> precision_note(const RunSpec& run, std::span<const MeasuredProduct> measured) {
   const PrecisionRecipe recipe = run.precision.recipe;
-  const bool is_emulated = run.kernels == KernelChoice::portable;
+  const bool is_emulated = run.kernels == KernelChoice::portable || !run.precision.has_f8_kernels;
   if (run.device != DeviceKind::cuda || recipe == PrecisionRecipe::none || is_emulated ||
       run.parallel.tp * run.parallel.etp > 1)
     return std::nullopt;

@@ -60,13 +60,6 @@ std::optional<StartNote> kernels_note(const RunSpec& run, const GpusFound& gpus)
   return StartNote{fmt::format("run.kernels = \"{}\": {}", name_of(run.kernels), text)};
 }
 
-std::optional<StartNote> products_note(const RunSpec& run, const GpusFound& gpus, int64_t num_ranks) {
-  RunSpec here = run;
-  set_f8_kernels(here, gpus, num_ranks);
-  const std::string text = gpu_products_text(here, !gpus.visible.empty());
-  return text.empty() ? std::nullopt : std::optional(StartNote{text});
-}
-
 // Returns whether backward recomputes the pre-activations of every layer.
 bool keeps_no_pre_activation(const RunSpec& run) {
   const ModelSpec& m = run.model;
@@ -80,12 +73,35 @@ bool keeps_no_pre_activation(const RunSpec& run) {
   return true;
 }
 
-std::optional<StartNote> activations_note(const RunSpec& run) {
-  if (run.precision.activations != PrecisionChoice::recipe || !keeps_no_pre_activation(run)) return std::nullopt;
-  return StartNote{
-      "precision.activations = \"recipe\" saves no memory: memory.recompute names the pre-activations of every layer, so "
-      "forward keeps none, and backward only rounds what it recomputed; set it to \"compute\"",
-      /*is_warning=*/true};
+std::optional<StartNote> activations_note(const RunSpec& run, const std::vector<std::string>& quantised) {
+  if (run.precision.activations != PrecisionChoice::recipe) return std::nullopt;
+  const auto is_down = [](const std::string& name) { return name.find("down_proj") != std::string::npos; };
+  std::string why;
+  if (std::ranges::none_of(quantised, is_down))
+    why = "precision.keep names every down_proj, so no pre-activation is kept in the recipe's format";
+  else if (keeps_no_pre_activation(run))
+    why =
+        "memory.recompute names the pre-activations of every layer, so forward keeps none, and backward only rounds "
+        "what it recomputed";
+  if (why.empty()) return std::nullopt;
+  return StartNote{fmt::format("precision.activations = \"recipe\" saves no memory: {}; set it to \"compute\"", why),
+                   /*is_warning=*/true};
+}
+
+// Notes about the recipe's products on the GPUs of this machine.
+std::vector<std::optional<StartNote>> recipe_notes(const RunSpec& run, const GpusFound& gpus, int64_t num_ranks) {
+  if (run.precision.recipe == PrecisionRecipe::none) return {};
+  RunSpec here = run;
+  set_f8_kernels(here, gpus, num_ranks);
+  const std::vector<std::string> quantised = quantised_products(run);
+  if (quantised.empty())
+    return {StartNote{fmt::format("precision.recipe = \"{}\" quantises nothing: precision.keep names every product; "
+                                  "remove the recipe, or patterns of precision.keep",
+                                  name_of(run.precision.recipe)),
+                      /*is_warning=*/true}};
+  const std::string products = gpu_products_text(here, !gpus.visible.empty());
+  return {precision_note(here), products.empty() ? std::nullopt : std::optional(StartNote{products}),
+          activations_note(run, quantised)};
 }
 
 std::string times_text(const std::string& what, double times) { return fmt::format("{} {:.2f} times", what, times); }
@@ -122,10 +138,14 @@ std::string cut_documents_text(const RunSpec& run, const DatasetOrder& order) {
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
                                    int64_t num_ranks) {
   std::vector<StartNote> notes;
-  for (const auto& note :
-       {kernels_note(run, gpus), precision_note(run), products_note(run, gpus, num_ranks), activations_note(run),
-        dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
+  const auto add = [&](const std::optional<StartNote>& note) {
     if (note) notes.push_back(*note);
+  };
+  add(kernels_note(run, gpus));
+  for (const auto& note : recipe_notes(run, gpus, num_ranks)) add(note);
+  for (const auto& note :
+       {dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
+    add(note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);
   return notes;
 }

@@ -114,11 +114,32 @@ TEST(StartNotes, ProductsThatAreSlowerInAllTimedPasses) {
 TEST(StartNotes, WeightGradientsThatFp8TensorMakesSlower) {
   RunSpec run = quantised_run();
   run.precision.recipe = PrecisionRecipe::fp8_tensor;
-  EXPECT_THAT(all_notes(run),
-              HasSubstr("precision.recipe = \"fp8_tensor\": gradients of weights took more time than in bf16 on an "
-                        "H200, in shapes like these: model.layers.0.mlp.experts.gate_up_proj"));
+  const auto text = [&] { return precision_text(run, measured_products(run.precision.recipe)); };
+  EXPECT_THAT(text(), HasSubstr("precision.recipe = \"fp8_tensor\": gradients of weights took more time than in bf16 "
+                                "on an H200, in shapes like these: model.layers.0.mlp.experts.gate_up_proj"));
+  run.precision.has_f8_kernels = false;
+  EXPECT_EQ(text(), "") << "emulated products have other times";
+  run.precision.has_f8_kernels = true;
   run.precision.weight_gradients = WeightGradientPrecision::compute;
-  EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("took more time")));
+  EXPECT_EQ(text(), "");
+}
+
+TEST(StartNotes, RecipesThatQuantiseNothing) {
+  RunSpec run = quantised_run();
+  run.precision.keep = {"*"};
+  EXPECT_THAT(all_notes(run), HasSubstr("precision.recipe = \"fp8_block\" quantises nothing: precision.keep names "
+                                        "every product"));
+  run.precision.keep = {"*.self_attn.*"};
+  EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("quantises nothing")));
+}
+
+TEST(StartNotes, ActivationsThatAreNotKeptInTheRecipesFormat) {
+  RunSpec run = quantised_run();
+  run.precision.activations = PrecisionChoice::recipe;
+  EXPECT_THAT(all_notes(run), ::testing::Not(HasSubstr("precision.activations")));
+  run.precision.keep = {"*.down_proj*"};
+  EXPECT_THAT(all_notes(run), HasSubstr("precision.activations = \"recipe\" saves no memory: precision.keep names "
+                                        "every down_proj"));
 }
 
 // The shapes of Qwen3-30B-A3B were timed, and fp8_block makes none of their passes slower than in bf16.
