@@ -14,6 +14,7 @@ using ::testing::HasSubstr;
 ModelSpec small_moe() {
   ModelSpec m;
   m.hidden_size = 256;
+  m.vocab_size = 64;
   m.num_layers = 2;
   m.num_heads = 4;
   m.num_kv_heads = 2;
