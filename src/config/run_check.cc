@@ -286,7 +286,7 @@ void check_whole_tensors(const RunSpec& s) {
       name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
 }
 
-// Checks the keys about weights and rows in the recipe's format, and about its statistics in the metrics.
+// Checks the keys about weights and rows in the recipe's format.
 void check_held_in_recipe(const RunSpec& s) {
   const bool weights = s.precision.weights == PrecisionChoice::recipe,
              dispatch = s.precision.dispatch == PrecisionChoice::recipe,
@@ -299,9 +299,6 @@ void check_held_in_recipe(const RunSpec& s) {
                   "directions or along a row; got \"{}\"; set {} = \"compute\"{}",
                   key, name_of(s.precision.recipe), key, origin(s, key));
   }
-  MOEBIUS_CHECK(usage, !s.log.precision || s.device == DeviceKind::cpu,
-                "log.precision = true has no kernels for a GPU; remove it, or set run.device = \"cpu\"{}",
-                origin(s, "log.precision"));
   if (s.model.num_experts == 0)
     refuse_idle(s, "precision.dispatch", "the model has no experts to which rows are sent; remove it");
   if (!weights) return;

@@ -424,7 +424,7 @@ std::vector<KeyText> other_texts() {
       {"log.tensorboard", "Write TensorBoard's files to `run.dir`/tensorboard."},
       {"log.precision",
        "Write to `metrics.jsonl` what quantising does to the operands of each layer: the shares of saturated and "
-       "zeroed elements, and the range of scales. It runs on CPUs only."},
+       "zeroed elements, and the range of scales. It reads each operand once more."},
       {"log.trace", "The file for a Chrome trace of the second step after the start, or of the only one.", kNone},
   };
 }

@@ -102,16 +102,7 @@ void quantize(Stream& s, const Quantize& a) {
   check(a);
   OpScope scope(s, "quantize", cost(a));
   if (a.q.data.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::quantize(s, a);
-    case DeviceKind::cuda:
-      MOEBIUS_CHECK(usage, a.stats_5.empty(),
-                    "quantize: there is no GPU kernel for the sums of log.precision; remove it");
-      return cuda::quantize(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  run_on_device(s, cpu::quantize, cuda::quantize, a);
 }
 
 // A comparison and a product for each element.

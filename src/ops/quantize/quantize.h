@@ -1,9 +1,10 @@
 // Quantisation of matrices to operands of products (core/quantized.h), and dequantisation.
 //
 // The scale of a block whose largest magnitude is m:
-//   powers of two  the smallest 2^n with m <= max * 2^n, n >= -127; max is the largest element, 448
-//                  or 57344. It is DeepGEMM's ceil_to_ue8m0(m / 448), the power-of-two scale of
-//                  TransformerEngine, and the RCEIL mode of torchao.
+//   powers of two  the smallest 2^n with m <= max * 2^n, n >= -127, and 1 for m = 0; max is the largest element,
+//                  448 or 57344. It is DeepGEMM's ceil_to_ue8m0(m / 448), the power-of-two scale of
+//                  TransformerEngine, and the RCEIL mode of torchao. For m = 0 torchao has 2^-127, and DeepGEMM
+//                  takes m for at least 1e-4.
 //   nv_blocks      e4m3(m / 6 * g) with g = 448 * 6 / (largest magnitude of the tensor), and the
 //                  tensor scale 1 / g, in f32 (NVIDIA, arXiv 2509.25149, appendix C)
 //
@@ -50,7 +51,7 @@ struct Quantize {
   StochasticRounding stochastic = {};
   // Statistics of the non-zero elements of x, after the Hadamard transform, accumulated over calls: [0] their number;
   // [1] how many saturate; [2] how many become zero; [3] the smallest and [4] the largest scale of their blocks, times
-  // the tensor scale. On CPUs only; Error{usage} elsewhere.
+  // the tensor scale.
   Tensor stats_5 = {};  // inout f64; may be empty
 };
 void quantize(Stream& s, const Quantize& a);

@@ -15,6 +15,12 @@ inline constexpr uint32_t kNotFinite = 0x7f800000u;  // and above
 
 constexpr float lesser(float a, float b) { return a < b ? a : b; }
 
+// The largest element of a format.
+constexpr float largest_element(DType element) {
+  if (element == DType::f4_e2m1) return kE2m1Max;
+  return element == DType::f8_e5m2 ? 57344.0f : kE4m3Max;
+}
+
 // log2(max / 1.75) of the elements of this dtype, which have 8 bits.
 constexpr int top_exponent(DType element) { return element == DType::f8_e5m2 ? 15 : 8; }
 

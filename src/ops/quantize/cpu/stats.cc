@@ -21,11 +21,6 @@ struct Stats {
   }
 };
 
-float largest_element(DType element) {
-  if (element == DType::f4_e2m1) return kE2m1Max;
-  return element == DType::f8_e5m2 ? 57344.0f : kE4m3Max;
-}
-
 // The factor of the element of the tile at (i, j).
 float scale_of(const Operand& q, const Tile& tile, int64_t i, int64_t j) {
   if (q.layout == ScaleLayout::per_tensor) return q.scales.ptr<float>()[tile.matrix];

@@ -1,0 +1,61 @@
+// log.precision on a GPU: the sums that quantising adds to, in whole steps.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "device/accelerator.h"
+#include "model/quantize_stats.h"
+#include "tests/equivalence/gpu_specs.h"
+#include "train/testing.h"
+
+namespace moebius {
+namespace {
+
+// The sums of each layer and step, which are read before the step ends.
+std::vector<std::vector<double>> precision_sums(Engine& engine, int64_t steps, std::vector<double>& losses) {
+  std::vector<std::vector<double>> sums;
+  RandomBatches source(engine.spec());
+  for (int64_t step = 1; step <= steps; ++step) {
+    engine.step(source, step, 1e-4 * static_cast<double>(step));
+    losses.push_back(engine.loss());
+    for (const QuantizeStats::Layer& layer : engine.model().quantize_stats()->layers()) {
+      const double* of_layer = engine.on_host(layer.sums_5).ptr<double>();
+      sums.emplace_back(of_layer, of_layer + 5);
+    }
+    engine.end_of_step();
+  }
+  return sums;
+}
+
+// Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
+// number of elements is the same, and shares differ little.
+TEST(LogPrecisionOnGpu, SumsOfLogPrecisionChangeNoBit) {
+  if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor, PrecisionRecipe::nvfp4}) {
+    SCOPED_TRACE(name_of(recipe));
+    const auto counting = [&](DeviceKind device, bool graph) {
+      EngineSpec spec = quantised_on(device, recipe, graph);
+      spec.measures_precision = true;
+      return spec;
+    };
+    Engine plain(quantised_on(DeviceKind::cuda, recipe)), captured(counting(DeviceKind::cuda, true)),
+        eager(counting(DeviceKind::cuda, false)), on_cpu(counting(DeviceKind::cpu, false));
+    const std::vector<double> expected = train(initialised(plain), 5);
+    std::vector<double> losses, eager_losses, cpu_losses;
+    const auto sums = precision_sums(initialised(captured), 5, losses);
+    EXPECT_EQ(losses, expected);
+    EXPECT_EQ(masters(captured), masters(plain));
+    EXPECT_EQ(precision_sums(initialised(eager), 5, eager_losses), sums);
+    const auto of_cpu = precision_sums(initialised(on_cpu), 5, cpu_losses);
+    ASSERT_EQ(of_cpu.size(), sums.size());
+    for (size_t i = 0; i < sums.size(); ++i) {
+      EXPECT_GT(sums[i][0], 0);
+      EXPECT_NEAR(sums[i][0], of_cpu[i][0], 0.02 * of_cpu[i][0]);
+      EXPECT_NEAR(sums[i][2] / sums[i][0], of_cpu[i][2] / of_cpu[i][0], 0.02);
+      EXPECT_GT(sums[i][3], 0);
+      EXPECT_LE(sums[i][3], sums[i][4]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moebius
