@@ -165,18 +165,24 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
                 "{}; or {}",
                 run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
   if (checkpoint.step() < run_.train.steps) warn_of_new_schedule(saved);
-  log_conversions(saved);
+  log_conversions(saved, checkpoint.step());
 }
 
-void RunStart::log_conversions(const RunSpec& saved) const {
+void RunStart::log_conversions(const RunSpec& saved, int64_t step) const {
   for (const RecipeKey& key : recipe_table()) {
-    if (key.name != "optimizer.state" && key.name != "optimizer.master") continue;
+    const bool is_stored = key.name == "optimizer.state" || key.name == "optimizer.master",
+               is_rounding = key.name.starts_with("precision.") && key.name != "precision.weights";
+    if (!is_stored && !is_rounding) continue;
     const nlohmann::json was = key.write(saved), is = key.write(run_);
-    if (was != is)
+    if (was == is) continue;
+    if (is_stored)
       log_.info(
           "{} was {} and is {}: what the checkpoint holds is converted, and rounded where the new format is "
           "narrower",
           key.name, was.dump(), is.dump());
+    else
+      log_.warn("{} was {} and is {}: products are rounded in another way from step {} on", key.name, was.dump(),
+                is.dump(), step + 1);
   }
 }
 

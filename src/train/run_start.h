@@ -54,7 +54,7 @@ class RunStart {
   void read_state(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
-  void log_conversions(const RunSpec& saved) const;
+  void log_conversions(const RunSpec& saved, int64_t step) const;
 
   const RunSpec& run_;
   Control& control_;

@@ -380,13 +380,13 @@ std::vector<RecipeKey> policy_keys() {
   const Section precision{"precision", [](auto& s) -> decltype(auto) { return (s.precision); }};
   return {
       precision.named("compute", &PrecisionSpec::compute, {{"f32", DType::f32}, {"bf16", DType::bf16}}),
-      precision.named("recipe", &PrecisionSpec::recipe, recipe_names()),
+      precision.named("recipe", &PrecisionSpec::recipe, recipe_names(), free),
       precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
-                      {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}),
+                      {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}, free),
       precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
-      precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices()),
-      precision.named("activations", &PrecisionSpec::activations, precision_choices()),
-      precision.key("keep", &PrecisionSpec::keep, name_patterns()),
+      precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices(), free),
+      precision.named("activations", &PrecisionSpec::activations, precision_choices(), free),
+      precision.key("keep", &PrecisionSpec::keep, name_patterns(), free),
       recompute_key(),
       fit_key(),
       offload_key(),
