@@ -99,6 +99,10 @@ std::vector<std::optional<StartNote>> recipe_notes(const RunSpec& run, const Gpu
                                   "remove the recipe, or patterns of precision.keep",
                                   name_of(run.precision.recipe)),
                       /*is_warning=*/true}};
+  const PrecisionRecipe recipe = run.precision.recipe;
+  if (run.device == DeviceKind::cpu && (recipe == PrecisionRecipe::mxfp8 || recipe == PrecisionRecipe::nvfp4))
+    return {StartNote{fmt::format("precision.recipe = \"{}\" is emulated: operands are quantised, and multiplied in {}",
+                                  name_of(recipe), name_of(run.precision.compute))}};
   const std::string products = gpu_products_text(here, !gpus.visible.empty());
   return {precision_note(here), products.empty() ? std::nullopt : std::optional(StartNote{products}),
           activations_note(run, quantised)};
