@@ -85,7 +85,8 @@ TEST(ChunkedExperts, WithASharedExpertEqualUnchunked) {
       chunked.expert_chunk = chunk;
       const Outcome want = testing::on_one_rank(whole), got = testing::on_one_rank(chunked);
       expect_close(got, want, 2e-6);
-      for (const char* row : {"y", "dx"}) expect_close({{row, got.at(row)}}, want, 0);
+      for (const auto& [name, values] : got)
+        if (name.ends_with(" y") || name.ends_with(" dx")) expect_close({{name, values}}, want, 0);
     }
   }
 }

@@ -44,8 +44,8 @@ void SharedExpert::mlp(Step& step, Tensor mlp_y_tD, Tensor x_tD, Saved& saved) c
   const int64_t t = x_tD.dim(0);
   saved.x_tD = x_tD;
   if (!is_chunked()) return mlp_.forward(step, mlp_y_tD, x_tD, saved.chunks[0]);
-  for (size_t i = 0; static_cast<int64_t>(i) * chunk_ < t; ++i) {
-    const int64_t begin = static_cast<int64_t>(i) * chunk_, end = std::min(t, begin + chunk_);
+  for (int64_t i = 0; i * chunk_ < t; ++i) {
+    const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
     mlp_.forward(step, mlp_y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
   }
 }
@@ -60,7 +60,11 @@ void SharedExpert::add_to(Step& step, Tensor y_tD, Tensor mlp_y_tD, Tensor x_tD,
 
 void SharedExpert::recompute(Step& step, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
-  if (is_chunked()) return;  // each chunk is recomputed right before its backward pass
+  if (is_chunked()) {  // each chunk is recomputed right before its backward pass
+    for (int64_t i = 0; i * chunk_ < x_tD.dim(0); ++i)
+      saved.chunks[i].x_tD = x_tD.rows(i * chunk_, std::min(x_tD.dim(0), (i + 1) * chunk_));
+    return;
+  }
   mlp_.recompute(step, x_tD, saved.chunks[0]);
   saved.mlp_y_tD.recompute(step.stack, [&] { mlp_.output(step, saved.mlp_y_tD, saved.chunks[0]); });
 }
@@ -89,11 +93,11 @@ void SharedExpert::backward_x(Step& step, Tensor dx_tD, Saved& saved) const {
   if (gate_) gate_->backward_input(step, dx_tD, saved.dgate_t1, /*accumulate=*/true);
 }
 
-void SharedExpert::backward_chunk(Step& step, Tensor dx_tD, Tensor dy_tD, size_t i, Saved& saved) const {
+void SharedExpert::backward_chunk(Step& step, Tensor dx_tD, Tensor dy_tD, int64_t i, Saved& saved) const {
   Mlp::Saved& chunk = saved.chunks[i];
-  const int64_t t = dy_tD.dim(0), begin = static_cast<int64_t>(i) * chunk_;
+  const int64_t t = dy_tD.dim(0), begin = i * chunk_;
   StackScope scope(step.stack);
-  mlp_.recompute(step, saved.x_tD.rows(begin, begin + t), chunk);
+  mlp_.recompute(step, chunk.x_tD, chunk);
   Tensor dmlp_tD = dy_tD;
   if (gate_) {
     Tensor mlp_y_tD;
@@ -117,8 +121,8 @@ void SharedExpert::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved&
   const MicroBatch later = later_part(step.batch);
   Step of_later{step.stream, step.stack, later};
   if (gate_) saved.dgate_t1.open(step.stack);
-  for (size_t i = 0; static_cast<int64_t>(i) * chunk_ < t; ++i) {
-    const int64_t begin = static_cast<int64_t>(i) * chunk_, end = std::min(t, begin + chunk_);
+  for (int64_t i = 0; i * chunk_ < t; ++i) {
+    const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
     backward_chunk(i == 0 ? step : of_later, dx_tD.rows(begin, end), dy_tD.rows(begin, end), i, saved);
   }
   if (gate_) gate_->backward_input(step, dx_tD, saved.dgate_t1, /*accumulate=*/true);

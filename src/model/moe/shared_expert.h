@@ -44,7 +44,7 @@ class SharedExpert {
  private:
   // Returns the derivative w.r.t. mlp(x) of the rows [begin, begin + dy.dim(0)), and writes their dgate_t1.
   Tensor through_gate(Step& step, Tensor dy_tD, Tensor mlp_y_tD, int64_t begin, Saved& saved) const;
-  void backward_chunk(Step& step, Tensor dx_tD, Tensor dy_tD, size_t i, Saved& saved) const;
+  void backward_chunk(Step& step, Tensor dx_tD, Tensor dy_tD, int64_t i, Saved& saved) const;
 
   int64_t t_, D_, chunk_;
   DType dtype_;
