@@ -2,6 +2,8 @@
 // kind of layer, whether tensors are kept or recomputed.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <map>
 
 #include "core/rng.h"
@@ -19,6 +21,7 @@ struct Case {
   RecomputeSpec recompute = {};
   DType dtype = DType::f32;
   std::vector<std::string> freeze = {};
+  int64_t chunk = 0;  // rows of a chunk; sequences with more tokens are long
 };
 
 ModelSpec dense_model() {
@@ -123,7 +126,8 @@ class Rig {
                                 .max_positions = kPositions,
                                 .seed = 7,
                                 .stages = stages,
-                                .freeze = c.freeze});
+                                .freeze = c.freeze,
+                                .expert_chunk = c.chunk});
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
     forward(null, counts, 0);
@@ -203,6 +207,21 @@ class Rig {
   std::optional<Model> model_;
 };
 
+Rig::Results results_of(const Case& c) {
+  Rig rig(c, /*splits=*/false);
+  for (int64_t m = 0; m < kMicroBatches; ++m) {
+    rig.forward(m);
+    rig.backward(m);
+  }
+  return rig.results();
+}
+
+std::vector<float> floats(const std::vector<std::byte>& bytes) {
+  std::vector<float> all(bytes.size() / sizeof(float));
+  std::memcpy(all.data(), bytes.data(), all.size() * sizeof(float));
+  return all;
+}
+
 class BackwardPasses : public testing::TestWithParam<Case> {};
 
 TEST_P(BackwardPasses, SeparatePassesGiveTheBitsOfOnePass) {
@@ -225,6 +244,42 @@ TEST_P(BackwardPasses, SeparatePassesGiveTheBitsOfOnePass) {
   for (const auto& [name, bytes] : expected) {
     EXPECT_NE(bytes, std::vector<std::byte>(bytes.size())) << name;
     EXPECT_TRUE(got.at(name) == bytes) << name;
+  }
+}
+
+// In chunks too, where long sequences recompute the projections of attention twice.
+TEST(BackwardPassesOfChunks, RecomputeChangesNoBit) {
+  for (const ModelSpec& model : {dense_model(), moe_model(), latent_model(0), latent_model(3)}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Rig::Results want = results_of({.name = "", .model = model, .dtype = dtype, .chunk = 2});
+      RecomputeSpec up;
+      up.norm = up.qkv = up.mla_up_proj = true;
+      for (const RecomputeSpec& recompute : {RecomputeSpec{.layer = true}, RecomputeSpec{.qkv = true}, up})
+        EXPECT_TRUE(results_of({.name = "", .model = model, .recompute = recompute, .dtype = dtype, .chunk = 2}) ==
+                    want);
+    }
+  }
+}
+
+// The losses are those of one computation, and so are gradients but for the order of their sums.
+TEST(BackwardPassesOfChunks, EqualOneComputation) {
+  for (const ModelSpec& model : {dense_model(), moe_model(), latent_model(0), latent_model(3)}) {
+    const Rig::Results whole = results_of({.name = "", .model = model});
+    for (const int64_t chunk : {1, 2, 4}) {
+      const Rig::Results got = results_of({.name = "", .model = model, .recompute = {.layer = true}, .chunk = chunk});
+      ASSERT_EQ(got.size(), whole.size());
+      for (const auto& [name, bytes] : whole) {
+        if (name == "loss") {
+          EXPECT_TRUE(got.at(name) == bytes) << chunk;
+          continue;
+        }
+        const std::vector<float> a = floats(got.at(name)), b = floats(bytes);
+        float largest = 0, off = 0;
+        for (size_t i = 0; i < a.size(); ++i)
+          largest = std::max(largest, std::abs(b[i])), off = std::max(off, std::abs(a[i] - b[i]));
+        EXPECT_LE(off, 2e-6f * largest) << name << " in chunks of " << chunk;
+      }
+    }
   }
 }
 
@@ -295,7 +350,9 @@ INSTANTIATE_TEST_SUITE_P(Models, BackwardPasses,
                                          Case{"GptOss", gpt_oss_model()}, Case{"Latent", latent_model(0)},
                                          Case{"LatentQuery", latent_model(3)},
                                          Case{"LatentRecomputed", latent_model(3), kAll}, Case{"Mtp", mtp_model()},
-                                         Case{"MtpRecomputed", mtp_model(), kAll}),
+                                         Case{"MtpRecomputed", mtp_model(), kAll},
+                                         Case{"MoeInChunks", moe_model(), kAll, DType::bf16, {}, 2},
+                                         Case{"LatentInChunks", latent_model(3), kAll, DType::bf16, {}, 2}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

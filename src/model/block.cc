@@ -69,23 +69,23 @@ void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend att
   residual.base_TD = saved.norm2.sum_TD.rows(0, T);
 }
 
-void Block::recompute_norm1(Step& step, Saved& saved) const {
-  saved.n1_TD.recompute(step.stack, [&] { norm1_.recompute(step, saved.n1_TD, saved.norm1); });
+Attention::Input Block::attention_input(Step& step, Saved& saved) const {
+  return [this, &step, &saved]() -> Tensor {
+    saved.n1_TD.recompute(step.stack, [&] { norm1_.recompute(step, saved.n1_TD, saved.norm1); });
+    return saved.n1_TD;
+  };
 }
 
 // In the order of forward: each tensor is computed from those before it.
 void Block::recompute_attention(Step& step, Saved& saved) const {
-  if (attention_->recompute_reads_input(*saved.attention)) recompute_norm1(step, saved);
-  attention_->recompute(step, saved.n1_TD, *saved.attention);
+  attention_->recompute(step, attention_input(step, saved), *saved.attention);
 }
 
-// Its input has memory only where recompute_attention() or backward_weight() of attention reads it.
+// Its input has memory only where attention reads it.
 void Block::attention_backward_weight(Step& step, Saved& saved) const {
   StackScope scope(step.stack);
-  if (!attention_->recompute_reads_input(*saved.attention)) {
-    recompute_norm1(step, saved);
-    attention_->set_input(saved.n1_TD, *saved.attention);
-  }
+  if (!attention_->holds_input(*saved.attention))
+    attention_->set_input(attention_input(step, saved)(), *saved.attention);
   attention_->backward_weight(step, *saved.attention);
 }
 
@@ -123,7 +123,8 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, Backward
   const bool to_norm1 = parts.input || norm1_.has_gradient();
   if (!to_norm1 && !trains_attention_) return;
   StackScope scope(step.stack);
-  const Tensor dn1_TD = attention_->backward_input(step, dresidual_TD, *saved.attention, to_norm1);
+  const Tensor dn1_TD =
+      attention_->backward_input(step, dresidual_TD, *saved.attention, to_norm1, attention_input(step, saved));
   if (parts.weights && trains_attention_) attention_backward_weight(step, saved);
   if (to_norm1) norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
 }

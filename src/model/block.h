@@ -57,7 +57,7 @@ class Block {
   // The common code of forward() and forward_cached(); attend(y_TD, x_TD) computes the attention of the rows.
   template <class Attend>
   void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const;
-  void recompute_norm1(Step& step, Saved& saved) const;
+  Attention::Input attention_input(Step& step, Saved& saved) const;  // valid as long as both arguments
   void recompute_attention(Step& step, Saved& saved) const;
   void attention_backward_weight(Step& step, Saved& saved) const;
   void recompute_feed_forward(Step& step, Saved& saved) const;

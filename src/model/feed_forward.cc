@@ -1,11 +1,10 @@
 #include "model/feed_forward.h"
 
-#include <algorithm>
 #include <type_traits>
 
 #include "model/layer_of.h"
 #include "model/layers/chunked_mlp.h"
-#include "model/moe/chunked_experts.h"
+#include "model/layers/row_chunks.h"
 
 namespace moebius {
 namespace {
@@ -22,6 +21,7 @@ class FeedForwardOf final : public LayerOf<FeedForward, Layer> {
   std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override {
     return Base::declare(plan, prefix + (kIsMoe ? ".moe" : ".mlp"));
   }
+  void recompute(Step& step, Tensor x_tD, Saved& saved) const override { layer_.recompute(step, x_tD, own(saved)); }
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const override {
     layer_.backward_input(step, dx_tD, dy_tD, own(saved));
   }
@@ -47,8 +47,8 @@ class FeedForwardOf final : public LayerOf<FeedForward, Layer> {
 
 std::unique_ptr<FeedForward> make_feed_forward(const LayerContext& c, const std::string& prefix, int64_t layer) {
   if (c.model.is_moe_layer(layer)) return std::make_unique<FeedForwardOf<Moe>>(c, prefix, layer);
-  const int64_t t = c.stream_rows(), chunk = c.expert_chunk > 0 ? std::min(c.expert_chunk, t) : expert_chunk(t, c.lora);
-  if (chunk == t) return std::make_unique<FeedForwardOf<Mlp>>(c, prefix, c.model.intermediate_size);
+  const int64_t chunk = row_chunk(c);
+  if (chunk == c.stream_rows()) return std::make_unique<FeedForwardOf<Mlp>>(c, prefix, c.model.intermediate_size);
   return std::make_unique<FeedForwardOf<ChunkedMlp>>(c, prefix, c.model.intermediate_size, chunk);
 }
 

@@ -38,7 +38,9 @@ struct LayerContext {
   bool fusion = true;                                     // fuses ops of dense layers (model/layers/mlp.h)
   DirectWindow* window = nullptr;                         // used by the direct dispatcher (model/moe/direct_window.h)
   ExpertRows* expert_rows = nullptr;                      // used by MoE layers with a budget (model/moe/expert_rows.h)
-  int64_t expert_chunk = 0;  // tokens of a chunk of experts; 0: by the rule of model/moe/chunked_experts.h
+  // Rows of a chunk, and the tokens of a sequence that is not long; 0: by the rules of model/layers/row_chunks.h and
+  // model/moe/chunked_experts.h. Others are for tests.
+  int64_t expert_chunk = 0;
   QuantizeStats* quantize_stats = nullptr;  // collects log.precision (model/quantize_stats.h)
   LoraSpec lora = {};                       // names the matrices that have adapters (model/lora/adapter.h)
   MaxLogits* max_logits = nullptr;          // used by optimizer.qk_clip (model/attention/max_logits.h)

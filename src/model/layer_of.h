@@ -23,7 +23,6 @@ class LayerOf : public Interface {
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const final {
     layer_.forward(step, y_tD, x_tD, own(saved));
   }
-  void recompute(Step& step, Tensor x_tD, Saved& saved) const final { layer_.recompute(step, x_tD, own(saved)); }
   void backward_weight(Step& step, const Saved& saved) const final { layer_.backward_weight(step, own(saved)); }
   std::vector<KeptTensor> kept(const Saved& saved) const final { return Layer::kept(own(saved)); }
 

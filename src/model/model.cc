@@ -20,7 +20,8 @@ namespace {
 // Returns the tokens of a micro-batch that the experts take at a time.
 int64_t tokens_of_experts(const ModelContext& c) {
   const MeshShape& mesh = c.mesh.shape();
-  return expert_chunk(rows_between_projections(c.shape, mesh), c.lora, mesh.etp * mesh.ep);
+  const int64_t T = rows_between_projections(c.shape, mesh);
+  return c.expert_chunk > 0 ? std::min(c.expert_chunk, T) : expert_chunk(T, c.lora, mesh.etp * mesh.ep);
 }
 
 std::unique_ptr<DirectWindow> window_of(const ModelContext& c) {
@@ -99,6 +100,7 @@ Model::Model(const ModelContext& c)
                               .fusion = c.fusion,
                               .window = window_.get(),
                               .expert_rows = expert_rows_.get(),
+                              .expert_chunk = c.expert_chunk,
                               .quantize_stats = quantize_stats_.get(),
                               .lora = lora_,
                               .max_logits = max_logits_.get(),

@@ -56,6 +56,7 @@ struct ModelContext {
   // The maximum number of (MoE layer on this rank, micro-batch) pairs between forward and backward; 0: as the stages'
   // num_saved gives it.
   int64_t moe_passes_in_flight = 0;
+  int64_t expert_chunk = 0;         // as LayerContext's
   OptimizerSpec optimizer = {};     // gives the formats of masters and gradients: ParamTable::set_formats
   bool measures_precision = false;  // log.precision
 };

@@ -109,10 +109,14 @@ void expect_latent_case(Transport& transport, const ContextCase& c) {
   model.qk_rope_head_dim = 2;
   model.head_dim = 5;
   model.v_head_dim = 3;
-  const LayerPasses passes =
-      passes_of<Mla>(transport, c, model, [](const LayerContext& context) { return Mla(context, "attention"); });
   const int64_t T = kBatch * kSeq / c.cp, heads = kHeads / c.tp;
-  expect_sent(passes, c, {T * heads * 5 * 4, T * heads * 3 * 4, T * (6 + 2) * 4, c.documents ? 4 * T : 0}, true);
+  for (const int64_t chunk : {0, 3}) {  // with 3 rows, one rank expands the latents of its long sequence too
+    const LayerPasses passes = passes_of<Mla>(transport, c, model, [&](LayerContext context) {
+      context.expert_chunk = chunk;
+      return Mla(context, "attention");
+    });
+    expect_sent(passes, c, {T * heads * 5 * 4, T * heads * 3 * 4, T * (6 + 2) * 4, c.documents ? 4 * T : 0}, true);
+  }
 }
 
 class ContextParallel : public Ranks {};

@@ -151,8 +151,9 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
   StackScope scope(step.stack);
   layer.forward(step, y.tensor(), x.tensor(), saved);
   count(0);
-  if constexpr (requires { layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true); })
-    copy(step.stream, dx.tensor(), layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true));
+  const auto input = [&] { return x.tensor(); };
+  if constexpr (requires { layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input); })
+    copy(step.stream, dx.tensor(), layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input));
   else
     layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
   layer.backward_weight(step, saved);

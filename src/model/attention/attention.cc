@@ -19,10 +19,14 @@ class AttentionOf final : public LayerOf<Attention, Layer> {
   std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override {
     return Base::declare(plan, prefix);
   }
-  bool recompute_reads_input(const Saved& saved) const override { return Layer::recompute_reads_input(own(saved)); }
+  void recompute(Step& step, const Attention::Input& x, Saved& saved) const override {
+    layer_.recompute(step, x, own(saved));
+  }
+  bool holds_input(const Saved& saved) const override { return layer_.holds_input(own(saved)); }
   void set_input(Tensor x_tD, Saved& saved) const override { own(saved).x_tD = x_tD; }
-  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const override {
-    return layer_.backward_input(step, dy_tD, own(saved), with_dx);
+  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
+                        const Attention::Input& x) const override {
+    return layer_.backward_input(step, dy_tD, own(saved), with_dx, x);
   }
   void output(Step& step, Tensor y_tD, const Saved& saved) const override { layer_.output(step, y_tD, own(saved)); }
   void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache,

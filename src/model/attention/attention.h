@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,16 +45,19 @@ class Attention {
   virtual std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
 
   virtual void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const = 0;
-  // Recomputes what forward did not keep. Call it before a backward pass, with the same x. If recompute_reads_input() is
-  // false, x needs no memory yet: set_input() then says where it is, before backward_weight().
-  virtual void recompute(Step& step, Tensor x_tD, Saved& saved) const = 0;
-  virtual bool recompute_reads_input(const Saved& saved) const = 0;
+  // Returns the x of forward, recomputed on the step stack if it was not kept. Each call recomputes it.
+  using Input = std::function<Tensor()>;
+  // Recomputes what forward did not keep. Call it before a backward pass. Only where holds_input() is true it leaves x
+  // on the step stack; elsewhere set_input() says where x is, before backward_weight(). A long sequence holds neither x
+  // nor the output of the projection (model/layers/row_chunks.h), and backward_input() recomputes them again.
+  virtual void recompute(Step& step, const Input& x, Saved& saved) const = 0;
+  virtual bool holds_input(const Saved& saved) const = 0;
   virtual void set_input(Tensor x_tD, Saved& saved) const = 0;
   // Computes y from the outputs of the heads: the last part of forward.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
   // Returns dx, in the caller's scope of the step stack. Without with_dx it is empty, but all that backward_weight needs
   // is computed.
-  virtual Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const = 0;
+  virtual Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Input& x) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
   // Generation. x has this rank's rows of the runs, whose earlier tokens are cached. Adds the keys and values of the

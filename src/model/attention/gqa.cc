@@ -5,6 +5,7 @@
 #include "model/attention/gqa_params.h"
 #include "model/attention/max_logits.h"
 #include "model/frozen.h"
+#include "model/layers/row_chunks.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_scratch.h"
 #include "ops/attention/attention_sink.h"
@@ -41,6 +42,7 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
       G_(div_exact(c.model.num_kv_heads, tp_, "attention: kv heads over parallel.tp")),
       d_(c.model.head_dim),
       window_(window),
+      is_long_(is_long_sequence(c)),
       scale_(1.0f / std::sqrt(static_cast<float>(c.model.head_dim))),
       eps_(c.norm_eps()),
       clip_(static_cast<float>(c.model.clip_qkv)),
@@ -142,44 +144,63 @@ void Gqa::output(Step& step, Tensor y_tD, const Saved& saved) const {
              {.low = saved.o_rows.low(T)});
 }
 
-void Gqa::recompute(Step& step, Tensor x_tD, Saved& saved) const {
-  saved.x_tD = x_tD;
-  saved.qkv_TC.recompute(step.stack, [&] { project(step, saved.qkv_TC, x_tD, saved.qkv_rows.low(x_tD.dim(0) * tp_)); });
+void Gqa::recompute(Step& step, const Attention::Input& x, Saved& saved) const {
+  if (holds_input(saved)) {
+    saved.x_tD = x();
+    saved.qkv_TC.recompute(step.stack, [&] { project(step, saved.qkv_TC, saved.x_tD, saved.qkv_rows.low(T_)); });
+  }
   saved.o_THd.recompute(step.stack, [&] {
     saved.lse_TH.open(step.stack);
-    attend(step, saved, x_tD.dim(0) * tp_);
+    StackScope scope(step.stack);
+    project_again(step, x, saved);
+    attend(step, saved, T_);
+  });
+}
+
+void Gqa::project_again(Step& step, const Attention::Input& x, Saved& saved) const {
+  if (!is_long_) return;
+  saved.qkv_TC.recompute(step.stack, [&] {
+    StackScope scope(step.stack);
+    project(step, saved.qkv_TC, x(), saved.qkv_rows.low(T_));
   });
 }
 
 // dx is allocated when the tensors of attend_bwd() are free again: those are the largest of a long sequence.
-Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const {
+Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& x) const {
   const int64_t T = dy_tD.dim(0) * tp_;
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
   saved.dqkv_TC.open(step.stack);
   saved.o_rows.open(step.stack, /*has_dx=*/true);
   saved.qkv_rows.open(step.stack, /*has_dx=*/with_dx);
-  attend_bwd(step, saved, T);
+  attend_bwd(step, saved, T, x);
   if (!with_dx) return {};
   const Tensor dx_tD = step.alloc(dy_tD.shape, dtype_);
   qkv_.backward_input(step, dx_tD, saved.dqkv_TC, /*accumulate=*/false, {.dlow = saved.qkv_rows.dlow(T)});
   return dx_tD;
 }
 
-void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T) const {
+void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T, const Attention::Input& x) const {
   StackScope scope(step.stack);
-  const Tensor qkv_TC = saved.qkv_TC.rows(0, T);
-  const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
-  o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
   Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written after r has been read
   r.doc_start_T = step.batch.attention_starts(T);
+  {
+    StackScope projected(step.stack);
+    project_again(step, x, saved);
+    split_and_rotate(step, r, saved.qkv_TC.rows(0, T));
+  }
   Qkv dr = alloc_qkv(step, T);
   if (sinks_) dr.sink_H = gradient_or_scratch(step, *sinks_);
-  split_and_rotate(step, r, qkv_TC);
-  context_parallel_->backward(
-      step,
-      {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
-  rotate_bwd(step, saved.dqkv_TC, dr, qkv_TC);
+  {
+    StackScope attention(step.stack);
+    const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
+    o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
+    context_parallel_->backward(
+        step,
+        {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
+  }
+  project_again(step, x, saved);
+  rotate_bwd(step, saved.dqkv_TC, dr, saved.qkv_TC.rows(0, T));
 }
 
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {

@@ -33,10 +33,11 @@ class Gqa {
 
   // The methods of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
-  void recompute(Step& step, Tensor x_tD, Saved& saved) const;
+  void recompute(Step& step, const Attention::Input& x, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;  // y = o W_o^T
-  static bool recompute_reads_input(const Saved& saved) { return saved.qkv_TC.is_recomputed(); }
-  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const;  // adds the q and k norm gradients
+  bool holds_input(const Saved& saved) const { return saved.qkv_TC.is_recomputed() && !is_long_; }
+  // Adds the gradients of the q and k norms.
+  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& x) const;
   void backward_weight(Step& step, const Saved& saved) const;
 
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
@@ -55,7 +56,9 @@ class Gqa {
   // Computes the attention of the queries of a run over all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
-  void attend_bwd(Step& step, Saved& saved, int64_t tokens) const;                     // dqkv from dy
+  // Recomputes qkv on the step stack if it is neither kept nor held since recompute().
+  void project_again(Step& step, const Attention::Input& x, Saved& saved) const;
+  void attend_bwd(Step& step, Saved& saved, int64_t tokens, const Attention::Input& x) const;  // dqkv from dy
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
   Tensor normed(Step& step, Tensor qkv_TC) const;  // the norm over all heads, on the step stack; else qkv itself
   void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;
@@ -63,6 +66,7 @@ class Gqa {
   void whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
 
   int64_t tp_, T_, H_, G_, d_, window_;  // T: of a micro-batch on all tp ranks; H, G: of this rank
+  bool is_long_;                         // model/layers/row_chunks.h
   float scale_, eps_, clip_;
   DType dtype_;
   GpuKernels kernels_;

@@ -1,5 +1,8 @@
 #include "model/attention/latent_kv.h"
 
+#include <algorithm>
+
+#include "model/layers/row_chunks.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/mla/mla.h"
@@ -14,9 +17,17 @@ bool shares_heads(CpComm comm) { return comm == CpComm::alltoall || comm == CpCo
 }  // namespace
 
 LatentKv::LatentKv(const LayerContext& c, const ParamSpec& w_kvb, const Widths& widths)
-    : w_(c, w_kvb), widths_(widths) {
+    : w_(c, w_kvb), widths_(widths), max_chunk_(c.expert_chunk > 0 ? c.expert_chunk : 32768) {
   const bool plain = c.precision.recipe == PrecisionRecipe::none && w_.param().w.dtype == c.dtype;
-  is_exchanged_ = c.mesh.shape().cp > 1 && !w_.linear().has_adapter() && (plain || !shares_heads(c.shape.cp_comm));
+  const bool is_late = c.mesh.shape().cp > 1 ? plain || !shares_heads(c.shape.cp_comm) : is_long_sequence(c);
+  is_expanded_late_ = is_late && !w_.linear().has_adapter();
+}
+
+int64_t LatentKv::chunk_of(int64_t rows) const {
+  if (rows <= max_chunk_) return rows;
+  constexpr int64_t kBlock = 128;  // of a quantised operand
+  const int64_t even = div_ceil(rows, div_ceil(rows, max_chunk_));
+  return max_chunk_ < kBlock ? even : div_ceil(even, kBlock) * kBlock;
 }
 
 void LatentKv::put_together(Step& step, const Kv& out, Tensor kv_THw, Tensor k_rope_Tr) const {
@@ -29,18 +40,38 @@ Kv LatentKv::expand(Step& step, const Kv& sent, const HeadRange& heads) const {
   const DType dtype = c_UR.dtype;
   const Kv kv{step.alloc({U, heads.count, widths_.nope + widths_.rope}, dtype),
               step.alloc({U, heads.count, widths_.v}, dtype)};
-  StackScope scope(step.stack);
-  const Tensor kv_UHw = step.alloc({U, heads.count, head_width()}, dtype);
-  if (are_all(heads)) {
-    w_.linear().forward(step, as_rows(kv_UHw), c_UR);
-  } else {
-    gemm(step.stream, {.c_MN = as_rows(kv_UHw), .a = c_UR, .b = rows_of(w_.param().w, heads), .trans_b = true});
+  const int64_t chunk = chunk_of(U);
+  for (int64_t begin = 0; begin < U; begin += chunk) {
+    const int64_t end = std::min(U, begin + chunk);
+    StackScope scope(step.stack);
+    const Tensor kv_uHw = step.alloc({end - begin, heads.count, head_width()}, dtype), c_uR = c_UR.rows(begin, end);
+    if (are_all(heads)) {
+      w_.linear().forward(step, as_rows(kv_uHw), c_uR);
+    } else {
+      gemm(step.stream, {.c_MN = as_rows(kv_uHw), .a = c_uR, .b = rows_of(w_.param().w, heads), .trans_b = true});
+    }
+    put_together(step, {kv.k_TGd.rows(begin, end), kv.v_TGd.rows(begin, end)}, kv_uHw,
+                 as_rows(sent.v_TGd.rows(begin, end)));
   }
-  put_together(step, kv, kv_UHw, as_rows(sent.v_TGd));
   return kv;
 }
 
 void LatentKv::expand_bwd(Step& step, const Bwd& a) const {
+  const int64_t U = a.sent.k_TGd.dim(0), chunk = chunk_of(U);
+  const auto rows = [](const Kv& x, int64_t begin, int64_t end) {
+    return Kv{x.k_TGd.rows(begin, end), x.v_TGd.rows(begin, end)};
+  };
+  for (int64_t begin = 0; begin < U; begin += chunk) {
+    const int64_t end = std::min(U, begin + chunk);
+    expand_rows_bwd(step, {.dsent = rows(a.dsent, begin, end),
+                           .dkv = rows(a.dkv, begin, end),
+                           .sent = rows(a.sent, begin, end),
+                           .heads = a.heads,
+                           .is_first = a.is_first && begin == 0});
+  }
+}
+
+void LatentKv::expand_rows_bwd(Step& step, const Bwd& a) const {
   const Tensor c_UR = as_rows(a.sent.k_TGd), dc_UR = as_rows(a.dsent.k_TGd);
   const Param& w = w_.param();
   StackScope scope(step.stack);

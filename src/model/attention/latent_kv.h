@@ -19,14 +19,18 @@ class LatentKv final : public KvExpansion {
   LatentKv(const LayerContext& c, const ParamSpec& w_kvb, const Widths& widths);
   const ColumnLinear& w() const { return w_; }
 
-  // Returns whether cp ranks exchange latents. They exchange keys and values instead if W_kvb has an adapter, or is
+  // Returns whether attention expands latents where it reads keys and values: where cp ranks exchange them, and on a
+  // long sequence (model/layers/row_chunks.h). Ranks exchange keys and values instead if W_kvb has an adapter, or is
   // quantised and each rank would need the rows of its own heads.
-  bool is_exchanged() const { return is_exchanged_; }
+  bool is_expanded_late() const { return is_expanded_late_; }
   void put_together(Step& step, const Kv& out, Tensor kv_THw, Tensor k_rope_Tr) const;
   Kv expand(Step& step, const Kv& sent, const HeadRange& heads) const override;
   void expand_bwd(Step& step, const Bwd& a) const override;
 
  private:
+  // The rows that are expanded at a time, with scratch for them alone. They depend on the number of rows.
+  int64_t chunk_of(int64_t rows) const;
+  void expand_rows_bwd(Step& step, const Bwd& a) const;
   bool are_all(const HeadRange& heads) const { return heads.count * head_width() == w_.param().w.dim(0); }
   int64_t head_width() const { return widths_.nope + widths_.v; }
   Tensor rows_of(const Tensor& x, const HeadRange& heads) const {  // of W_kvb or its gradient
@@ -35,7 +39,8 @@ class LatentKv final : public KvExpansion {
 
   ColumnLinear w_;
   Widths widths_;
-  bool is_exchanged_;
+  int64_t max_chunk_;
+  bool is_expanded_late_;
 };
 
 }  // namespace moebius

@@ -5,6 +5,7 @@
 #include "model/attention/max_logits.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/frozen.h"
+#include "model/layers/row_chunks.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_scratch.h"
 #include "ops/elementwise/elementwise.h"
@@ -84,6 +85,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       kv_rank_(c.model.kv_lora_rank),
       scale_(static_cast<float>(attention_scale_of_rope(c.model) / std::sqrt(static_cast<double>(c.model.head_dim)))),
       interleaved_(c.model.rope_interleave),
+      is_long_(is_long_sequence(c)),
       dtype_(c.dtype),
       kernels_(c.kernels),
       q_a_(query_down(c, prefix)),
@@ -108,7 +110,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
                                  .kv_heads = H_,
                                  .scale = scale_,
                                  .kernels = c.kernels,
-                                 .expansion = kv_->is_exchanged() ? kv_.get() : nullptr,
+                                 .expansion = kv_->is_expanded_late() ? kv_.get() : nullptr,
                                  .max_logits = max_logits_of(c, q_b_.param(), kv_->w().param(), prefix)})),
       rope_table_Pr_(c.rope_table_Pd) {
   if (!c.model.o_bias) return;
@@ -130,7 +132,7 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   if (q_rank_ > 0) latent(".q_latent", q_rank_, saved.q);
   latent(".kv_latent", kv_rank_, saved.kv);
   saved.q_THd.declare(plan, prefix + ".q", {T_, H_, nope_ + rope_}, dtype_, &RecomputeSpec::mla_up_proj);
-  if (!kv_->is_exchanged())
+  if (!kv_->is_expanded_late())
     saved.kv_THw.declare(plan, prefix + ".kv", {T_, H_, nope_ + v_}, dtype_, &RecomputeSpec::mla_up_proj);
   saved.k_rope_Tr.declare(plan, prefix + ".k_rope", {T_, rope_}, dtype_, &RecomputeSpec::qkv);
   saved.o_THv.declare(plan, prefix + ".o", {T_, H_, v_}, dtype_, &RecomputeSpec::attention);
@@ -139,7 +141,7 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   if (o_bias_) saved.dy_tD.declare(plan, prefix + ".own_dy", {t, D}, dtype_);
   saved.dy_TD.declare(plan, prefix + ".dy", {T_, D}, dtype_);
   saved.dq_THd.declare(plan, prefix + ".dq", {T_, H_, nope_ + rope_}, dtype_);
-  if (!kv_->is_exchanged()) saved.dkv_THw.declare(plan, prefix + ".dkv", {T_, H_, nope_ + v_}, dtype_);
+  if (!kv_->is_expanded_late()) saved.dkv_THw.declare(plan, prefix + ".dkv", {T_, H_, nope_ + v_}, dtype_);
   saved.dk_rope_tr.declare(plan, prefix + ".dk_rope", {t, rope_}, dtype_);
   saved.dkv_latent_tR.declare(plan, prefix + ".dkv_latent", {t, kv_rank_}, dtype_);
   if (q_a_) saved.dq_latent_tR.declare(plan, prefix + ".dq_latent", {t, q_rank_}, dtype_);
@@ -234,27 +236,33 @@ Qkv Mla::alloc_qkv(Step& step, Tensor q_THd) const {
   return {q_THd, step.alloc(q_THd.shape, dtype_), step.alloc({q_THd.dim(0), H_, v_}, dtype_)};
 }
 
-void Mla::project_down(Step& step, Tensor x_tD, Saved& saved) const {
-  const int64_t t = x_tD.dim(0);
+void Mla::open_down(Step& step, Saved& saved) const {
   for (SavedLatent* latent : {&saved.q, &saved.kv}) {
     if (latent == &saved.q && !q_a_) continue;
     latent->c_tR.open(step.stack);
     latent->rstd_t.open(step.stack);
   }
   saved.k_rope_Tr.open(step.stack);
+}
+
+void Mla::project_down(Step& step, Tensor x_tD, Saved& saved) const {
+  const int64_t t = x_tD.dim(0);
   make_q_latent(step, x_tD, saved.q.rows(t));
   make_latent_kv(step, saved.k_rope_Tr.rows(0, t * tp_), x_tD, saved.kv.rows(t));
 }
 
-void Mla::project_up(Step& step, Tensor x_tD, Saved& saved) const {
-  const int64_t t = x_tD.dim(0), T = t * tp_;
+void Mla::open_up(Step& step, Saved& saved) const {
   if (q_a_) saved.q.normed_tR.open(step.stack);
   for (SavedTensor* s : {&saved.kv.normed_tR, &saved.q_THd}) s->open(step.stack);
+  if (!kv_->is_expanded_late()) saved.kv_THw.open(step.stack);
+}
+
+void Mla::project_up(Step& step, Tensor x_tD, Saved& saved) const {
+  const int64_t t = x_tD.dim(0), T = t * tp_;
   const Latent kv = saved.kv.rows(t);
   make_q(step, saved.q_THd.rows(0, T), x_tD, saved.q.rows(t));
   normalise(step, kv_a_norm_, kv);
-  if (kv_->is_exchanged()) return;
-  saved.kv_THw.open(step.stack);
+  if (kv_->is_expanded_late()) return;
   kv_->w().forward(step, as_rows(saved.kv_THw.rows(0, T)), kv.normed_tR);
 }
 
@@ -268,7 +276,7 @@ void Mla::attend(Step& step, Saved& saved, int64_t T) const {
   saved.lse_TH.open(step.stack);
   StackScope scope(step.stack);
   Qkv r;
-  if (kv_->is_exchanged()) {
+  if (kv_->is_expanded_late()) {
     const Kv sent = latents(step, saved, T);
     r = {saved.q_THd.rows(0, T), sent.k_TGd, sent.v_TGd};
   } else {
@@ -287,17 +295,26 @@ void Mla::output(Step& step, Tensor y_tD, const Saved& saved) const {
 void Mla::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
   saved.x_tD = x_tD;
   StackScope scope(step.stack);
+  open_down(step, saved);
   project_down(step, x_tD, saved);
+  open_up(step, saved);
   project_up(step, x_tD, saved);
   attend(step, saved, x_tD.dim(0) * tp_);
   output(step, y_tD, saved);
 }
 
-void Mla::recompute(Step& step, Tensor x_tD, Saved& saved) const {
-  saved.x_tD = x_tD;
-  if (saved.kv.c_tR.is_recomputed()) project_down(step, x_tD, saved);
-  if (saved.q_THd.is_recomputed()) project_up(step, x_tD, saved);
-  if (saved.o_THv.is_recomputed()) attend(step, saved, x_tD.dim(0) * tp_);
+void Mla::recompute(Step& step, const Attention::Input& x, Saved& saved) const {
+  const bool down = saved.kv.c_tR.is_recomputed(), up = saved.q_THd.is_recomputed();
+  if (holds_input(saved)) saved.x_tD = x();
+  if (down) open_down(step, saved);
+  if (up) open_up(step, saved);
+  if (down || up) {
+    StackScope scope(step.stack);
+    const Tensor x_tD = is_long_ ? x() : saved.x_tD;
+    if (down) project_down(step, x_tD, saved);
+    if (up) project_up(step, x_tD, saved);
+  }
+  if (saved.o_THv.is_recomputed()) attend(step, saved, T_);
 }
 
 // Every rank computes the share that its own heads have in the gradient of k_rope. The sum of the
@@ -353,13 +370,13 @@ void Mla::attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) con
   if (tp_ > 1) rows_.sum(step, dkv_normed_tR, dlatent_TR);
 }
 
-Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const {
+Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& /*x*/) const {
   const int64_t t = dy_tD.dim(0);
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
   for (WgradInput* d : {&saved.dq_THd, &saved.dk_rope_tr}) d->open(step.stack);
   Tensor dkv_normed_tR;
-  if (kv_->is_exchanged()) {
+  if (kv_->is_expanded_late()) {
     dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
     attend_latents_bwd(step, dkv_normed_tR, saved);
   } else {
@@ -390,7 +407,7 @@ Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx)
 void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
-  if (!kv_->is_exchanged()) kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
+  if (!kv_->is_expanded_late()) kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
   down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
   down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);

@@ -48,12 +48,11 @@ class Mla {
 
   // The methods of Attention.
   void forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const;
-  void recompute(Step& step, Tensor x_tD, Saved& saved) const;
+  void recompute(Step& step, const Attention::Input& x, Saved& saved) const;
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
-  static bool recompute_reads_input(const Saved& saved) {
-    return saved.kv.c_tR.is_recomputed() || saved.q_THd.is_recomputed();
-  }
-  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx) const;  // adds the norms' gradients
+  bool holds_input(const Saved& saved) const { return recomputes_projections(saved) && !is_long_; }
+  // Adds the gradients of the norms. It does not read x.
+  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& x) const;
   void backward_weight(Step& step, const Saved& saved) const;
 
   // The cache has the normalised latent and the rotated k_rope of each token: k_UGd is [U, 1, kv_lora_rank], v_UGd
@@ -72,6 +71,12 @@ class Mla {
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
   void rotate(Step& step, Tensor x_THw, bool transposed) const;
+  static bool recomputes_projections(const Saved& saved) {
+    return saved.kv.c_tR.is_recomputed() || saved.q_THd.is_recomputed();
+  }
+  // Open the tensors that the next two write.
+  void open_down(Step& step, Saved& saved) const;
+  void open_up(Step& step, Saved& saved) const;
   // Compute the latents and k_rope, and then q and kv from the latents.
   void project_down(Step& step, Tensor x_tD, Saved& saved) const;
   void project_up(Step& step, Tensor x_tD, Saved& saved) const;
@@ -91,7 +96,7 @@ class Mla {
 
   int64_t tp_, T_, H_, nope_, rope_, v_, q_rank_, kv_rank_;  // T: of a micro-batch on all tp ranks; H: of this rank
   float scale_;
-  bool interleaved_;
+  bool interleaved_, is_long_;  // is_long: model/layers/row_chunks.h
   DType dtype_;
   GpuKernels kernels_;
   std::optional<Linear> q_a_;

@@ -2,24 +2,9 @@
 
 #include <algorithm>
 
+#include "model/layers/row_chunks.h"
+
 namespace moebius {
-namespace {
-
-LayerContext of_chunk(LayerContext c, int64_t chunk) {
-  c.shape.batch = 1;
-  c.shape.seq = chunk * c.mesh.shape().tp;
-  return c;
-}
-
-// Returns the batch of every chunk but the first: its products add to the gradients that the first has stored.
-MicroBatch later_part(const MicroBatch& batch) {
-  MicroBatch later = batch;
-  later.first_of_step = false;
-  later.later_part = true;
-  return later;
-}
-
-}  // namespace
 
 ChunkedMlp::ChunkedMlp(const LayerContext& c, const std::string& prefix, int64_t hidden, int64_t chunk)
     : t_(c.stream_rows()), chunk_(chunk), mlp_(of_chunk(c, chunk), prefix, hidden) {

@@ -1,8 +1,7 @@
 // A dense SwiGLU layer that computes a long micro-batch in chunks of rows, one after another. So its scratch, 6 F
 // elements per row, does not grow with the length of the sequence. Each chunk has its own forward and backward passes.
 //
-// The size of a chunk depends on the number of rows alone (model/moe/chunked_experts.h: expert_chunk). So runs with the
-// same number of rows on a rank sum weight gradients in the same order, whatever they save or recompute.
+// The size of a chunk depends on the number of rows alone (model/layers/row_chunks.h).
 #pragma once
 
 #include <vector>

@@ -76,11 +76,43 @@ TEST(ChunkedExperts, MemoryChangesNoBit) {
   for (const MoeCase& c : {split, recomputed, stored}) expect_close(testing::on_one_rank(c), want, 0);
 }
 
+// The shared expert computes the same chunks, of its last rows too. With and without a gate.
+TEST(ChunkedExperts, WithASharedExpertEqualUnchunked) {
+  for (const bool gate : {true, false}) {
+    for (const int64_t chunk : {1, 4, 8}) {
+      const MoeCase whole{.shared = true, .shared_gate = gate};
+      MoeCase chunked = whole;
+      chunked.expert_chunk = chunk;
+      const Outcome want = testing::on_one_rank(whole), got = testing::on_one_rank(chunked);
+      expect_close(got, want, 2e-6);
+      for (const auto& [name, values] : got)
+        if (name.ends_with(" y") || name.ends_with(" dx")) expect_close({{name, values}}, want, 0);
+    }
+  }
+}
+
+TEST(ChunkedExperts, MemoryChangesNoBitOfASharedExpert) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const bool gate : {true, false}) {
+      const MoeCase chunked{.dtype = dtype, .shared = true, .shared_gate = gate, .expert_chunk = 4};
+      const Outcome want = testing::on_one_rank(chunked);
+      MoeCase split = chunked, recomputed = chunked, stored = chunked;
+      split.splits_backward = true;
+      recomputed.recompute.shared_expert = true;
+      stored.first_of_step = true;
+      MoeCase recomputed_split = recomputed;
+      recomputed_split.splits_backward = true;
+      for (const MoeCase& c : {split, recomputed, recomputed_split, stored})
+        expect_close(testing::on_one_rank(c), want, 0);
+    }
+  }
+}
+
 TEST(ChunkedExperts, EqualOneRankOnEveryDispatcher) {
   for (const DispatcherKind dispatcher :
        {DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::direct}) {
     for (const MeshShape& mesh : {MeshShape{.dp = 2, .ep = 2}, MeshShape{.dp = 2, .etp = 2}}) {
-      const MoeCase c{.mesh = mesh, .dispatcher = dispatcher, .expert_chunk = 4};
+      const MoeCase c{.mesh = mesh, .dispatcher = dispatcher, .shared = true, .expert_chunk = 4};
       const Outcome want = testing::on_one_rank(c);
       testing::on_ranks(c, [&](const Outcome& got, int) { expect_close(got, want, 2e-6); });
     }

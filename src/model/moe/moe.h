@@ -1,16 +1,15 @@
 // A Mixture-of-Experts layer: a router, the experts that it routes tokens to, and a shared expert.
 //   y[t] = routed(x[t]) + shared(x[t])
-// routed is an interface (model/moe/routed_experts.h); shared may be gated by sigmoid(x w_g).
-// The shared expert and its gate exist only in families that have them.
+// routed is an interface (model/moe/routed_experts.h). The shared expert exists only in families that have one.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "model/layers/mlp.h"
 #include "model/moe/routed_experts.h"
 #include "model/moe/router.h"
+#include "model/moe/shared_expert.h"
 
 namespace moebius {
 
@@ -19,11 +18,7 @@ class Moe {
   struct Saved {
     Router::Saved router;
     std::unique_ptr<RoutedExperts::Saved> experts;
-    Mlp::Saved shared;
-    Tensor x_TD;              // the caller's
-    SavedTensor shared_y_TD;  // only with a shared gate
-    Tensor gate_T;            // only with a shared gate
-    WgradInput dgate_T;       // the derivative w.r.t. the gate
+    SharedExpert::Saved shared;
   };
   // layer: its index in the model. Throws Error{usage} as make_routed_experts() says.
   Moe(const LayerContext& c, const std::string& prefix, int64_t layer);
@@ -40,18 +35,9 @@ class Moe {
   const Router& router() const { return router_; }
 
  private:
-  void add_shared(Step& step, Tensor y_TD, Tensor shared_TD, Tensor x_TD, const Saved& saved) const;
-  // The shared expert's backward pass: the part that needs only dy, and what it adds to dx.
-  void shared_backward_hidden(Step& step, Tensor dy_TD, Saved& saved) const;
-  void shared_backward_x(Step& step, Tensor dx_TD, Saved& saved) const;
-  void shared_backward_weight(Step& step, const Saved& saved) const;
-
-  int64_t D_, max_tokens_;
-  DType dtype_;
   Router router_;
   std::unique_ptr<RoutedExperts> experts_;
-  std::optional<Mlp> shared_;
-  std::optional<Linear> shared_gate_;
+  std::optional<SharedExpert> shared_;
   bool overlaps_shared_;  // the shared expert overlaps with the exchange of rows
 };
 

@@ -1,0 +1,23 @@
+// Layers that compute a long micro-batch in chunks of rows, one after another, so that their scratch does not grow with
+// the length of the sequence. What is long depends on the shape alone. So runs of one shape sum weight gradients in the
+// same order, whatever they save or recompute.
+#pragma once
+
+#include "model/layer_context.h"
+
+namespace moebius {
+
+// Returns the rows of a chunk of a layer with c.stream_rows() rows, a divisor of these: that of one rank's experts
+// (model/moe/chunked_experts.h). All of them are one chunk if there are few.
+int64_t row_chunk(const LayerContext& c);
+// Returns the context of a layer whose micro-batch is one chunk.
+LayerContext of_chunk(LayerContext c, int64_t chunk);
+// Returns the batch of every chunk but the first: its products add to the gradients that the first has stored.
+MicroBatch later_part(const MicroBatch& batch);
+
+// Returns whether a sequence has so many tokens on the rank, more than 65536, that its attention takes much longer than
+// the projections of queries, keys and values. Layers of attention then compute these projections once more instead of
+// holding their results while other ops run.
+bool is_long_sequence(const LayerContext& c);
+
+}  // namespace moebius
