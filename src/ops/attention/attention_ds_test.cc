@@ -219,7 +219,7 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   // All keys are before all queries, and the last wave has fewer groups than the others.
   const Sizes part{1, 5120, 16, 8, 128, 0, 0, 5120}, part_of_one_head{169, 300, 1, 1, 128, 0, 0, 300},
       part_latent{1, 2560, 20, 20, 192, 0, 0, 2560};
-  // Of the last ones' queries only the first attend to some key.
+  // In the last three, only the first queries attend to some key.
   const Sizes window_of_part{2, 2000, 8, 4, 128, 128, 0, 700}, window_of_part_64{2, 2000, 16, 2, 64, 200, 300, 700},
       window_of_part_latent{1, 1000, 3, 3, 192, 300, 0, 333}, next_part{1, 2048, 8, 2, 128, 128, 0, 2048},
       next_part_64{1, 2048, 8, 1, 64, 128, 700, 2048}, next_part_latent{1, 1024, 2, 2, 192, 200, 0, 1024};
@@ -275,7 +275,7 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   }
 }
 
-// What a run takes for parts with short windows, and for heads of 64 with documents.
+// A run takes one kernel for parts with short windows, and for heads of 64 with documents.
 TEST(AttentionBwdOnGpu, PartsWithWindowsAndNarrowHeadsWithDocumentsHaveFiveProducts) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);
