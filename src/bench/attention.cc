@@ -87,6 +87,39 @@ void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool
   }
 }
 
+// Adds a line for each path of the Hopper kernels that can compute the backward pass, and for the order of sums in runs of
+// several ranks if that is another one.
+void add_path_lines(BenchDevice& device, const TimedAttention<AttentionBwd>& timed, AttentionBwd op) {
+  using enum AttentionBwdPath;
+  const Stream& s = device.stream();
+  const DsSizes z = cuda::ds_sizes(op);
+  const bool is_cudnn = cudnn_is_chosen(op);
+  op.kernels = AttentionKernels::own;
+  for (const auto& [path, name] :
+       {std::pair(one_kernel, "one_kernel"), {kept_ds, "kept_ds"}, {recomputed, "recomputed"}}) {
+    if (!can_take(z, path)) continue;
+    op.path = path;
+    const bool is_chosen = !is_cudnn && bwd_path(z) == path;
+    add_line(device, timed, op,
+             {.name = fmt::format("{} {}", timed.name, name),
+              .kernel = is_chosen ? "the path that a run takes" : "not the path that a run takes"});
+    if (path != one_kernel || alternating_set(z, gpu_limits(s).num_multiprocessors) == 0) continue;
+    AttentionBwd of_several = op;
+    of_several.owns_gpu = false;
+    add_line(device, timed, of_several,
+             {.name = fmt::format("{} {}, several ranks", timed.name, name), .kernel = "the order of several ranks"});
+  }
+}
+
+void check_has_paths(const Stream& s, const AttentionBwd& op) {
+  const bool has_paths = s.device() == DeviceKind::cuda && uses_hopper_kernels(s) && cuda::sm90_takes(op);
+  MOEBIUS_CHECK(
+      usage, has_paths,
+      "--paths: expected a Hopper GPU, its own kernels, and heads of 64, of 128 or of 192 with values of 128; "
+      "got q {} and v {} on {}; leave it out",
+      to_string(op.q_THd), to_string(op.v_TGd), s.device() == DeviceKind::cpu ? "a CPU" : "a GPU");
+}
+
 BenchShape shape_of(const BenchSpec& spec) {
   BenchShape shape = bench_shape(spec.shape, spec.scale);
   MOEBIUS_CHECK(usage, spec.sequences >= 0 && spec.length >= 0,
@@ -147,10 +180,12 @@ BenchReport bench_attention(const BenchSpec& spec) {
                    .window = mask.window,
                    .scale = fwd.scale,
                    .owns_gpu = true};  // as in a run of one rank
+  if (spec.paths) check_has_paths(device.stream(), bwd);
   BenchReport report{.ceilings = device.measure_ceilings(spec.scale)};
   const bool all_portable = spec.kernels == KernelChoice::portable;
   add_lines<AttentionFwd>(device, {report, tensors, mask, "attention_fwd", attention_fwd}, fwd, all_portable);
   add_lines<AttentionBwd>(device, {report, tensors, mask, "attention_bwd", attention_bwd}, bwd, all_portable);
+  if (spec.paths) add_path_lines(device, {report, tensors, mask, "attention_bwd", attention_bwd}, bwd);
   for (BenchLine& line : report.lines) line.roofline_ms = roofline_ms({line.cost}, report.ceilings);
   return report;
 }

@@ -62,6 +62,7 @@ struct BenchSpec {
   BenchMask mask;         // used by attention
   int64_t sequences = 0;  // for attention; 0: those of the shape
   int64_t length = 0;     // for attention: tokens of a sequence; 0: those of the shape
+  bool paths = false;     // for attention: also times each path of the Hopper kernels (AttentionBwdPath)
   bool profile = false;   // for moe-layer: times every op separately too
   // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
   // step, instead of adding to them.
@@ -79,7 +80,8 @@ struct BenchSpec {
 BenchReport bench_gemm(const BenchSpec& spec);
 // Measures causal attention with the shape's heads in bf16. Only operations on keys that a query
 // attends to are counted. If our own kernels and cuDNN's both support the shape, each has a line, and
-// `kernel` says which of them a run uses (ops/attention/attention_choice.h).
+// `kernel` says which of them a run uses (ops/attention/attention_choice.h). Throws Error{usage} for `paths` where the
+// Hopper kernels do not support the shape.
 BenchReport bench_attention(const BenchSpec& spec);
 // Measures each op of the experts in bf16.
 BenchReport bench_experts(const BenchSpec& spec);

@@ -7,7 +7,9 @@
 #include "bench/peak.h"
 #include "bench/ranks.h"
 #include "device/accelerator.h"
+#include "device/gpu_limits.h"
 #include "io/testing.h"
+#include "ops/cpu/testing.h"
 #include "train/testing.h"
 
 namespace moebius {
@@ -41,6 +43,29 @@ std::string workload_name(const ::testing::TestParamInfo<Workload::ParamType>& i
 }
 INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
                          workload_name);
+
+// Each path is timed and compared with plain loops, as the lines of a run are.
+TEST(BenchAttention, HasALineForEachPathOnHopper) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  if (!uses_hopper_kernels(Stream(*testing::accelerator(), pool))) GTEST_SKIP() << "needs a Hopper GPU";
+  const BenchReport report = bench_attention({.device = DeviceKind::cuda,
+                                              .threads = 2,
+                                              .runs = 1,
+                                              .scale = 1.0 / 16,
+                                              .shape = "qwen3-30b-a3b",
+                                              .mask = {.window = 100},
+                                              .paths = true});
+  std::set<std::string> names;
+  int64_t taken = 0;
+  for (const BenchLine& line : report.lines) {
+    names.insert(line.name);
+    taken += line.kernel == "the path that a run takes";
+  }
+  for (const char* path : {"one_kernel", "kept_ds", "recomputed"})
+    EXPECT_EQ(names.count(std::string("attention_bwd ") + path), 1u) << path;
+  EXPECT_EQ(taken, 1);
+}
 
 // Operands that are quantised before give results that are near those of the numbers themselves.
 TEST(BenchExperts, OperandsOfARecipe) {

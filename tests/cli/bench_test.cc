@@ -171,6 +171,10 @@ TEST(CliBench, MeaninglessValuesAreRefused) {
   expect_refused(
       run_moebius(dir, {"bench", "attention", "--documents", "7"}), 2,
       "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 means one document in each sequence");
+  expect_refused(
+      run_moebius(dir, {"bench", "attention", "--paths"}), 2,
+      "--paths: expected a Hopper GPU, its own kernels, and heads of 64, of 128 or of 192 with values of 128; "
+      "got q ");
 }
 
 TEST(CliBench, ReportsRepeatTheOptions) {

@@ -32,6 +32,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--documents", {"attention"}},
     {"--sequences", {"attention"}},
     {"--length", {"attention"}},
+    {"--paths", {"attention"}},
     {"--kernels", {"attention", "experts", "moe-layer", "dispatch"}},
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
@@ -122,6 +123,8 @@ void add_bench_options(Command& command, BenchOptions& o) {
       ->capture_default_str();
   command.add_option("--length", o.spec.length, "attention: tokens of a sequence; 0: those of --shape")
       ->capture_default_str();
+  command.add_flag("--paths", o.spec.paths,
+                   "attention on a Hopper GPU: time each way in which our kernels can compute the backward pass");
   command
       .add_option("--kernels", o.kernels,
                   "attention, experts, moe-layer, dispatch on a GPU: auto or portable, like run.kernels")

@@ -105,7 +105,7 @@ class Call {
   Tensor documents() {
     std::vector<int32_t> starts;
     for (int64_t t = 0; t < z_.batch * z_.rows; ++t)
-      starts.push_back(static_cast<int32_t>(t % z_.rows / z_.document * z_.document));
+      starts.push_back(static_cast<int32_t>((z_.q_first + t % z_.rows) / z_.document * z_.document));
     const Tensor t = take({z_.batch * z_.rows}, DType::i32);
     copy_to_device(s_, t.data, starts.data(), t.num_bytes());
     return t;
@@ -219,6 +219,10 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   // All keys are before all queries, and the last wave has fewer groups than the others.
   const Sizes part{1, 5120, 16, 8, 128, 0, 0, 5120}, part_of_one_head{169, 300, 1, 1, 128, 0, 0, 300},
       part_latent{1, 2560, 20, 20, 192, 0, 0, 2560};
+  // In the last three, only the first queries attend to some key.
+  const Sizes window_of_part{2, 2000, 8, 4, 128, 128, 0, 700}, window_of_part_64{2, 2000, 16, 2, 64, 200, 300, 700},
+      window_of_part_latent{1, 1000, 3, 3, 192, 300, 0, 333}, next_part{1, 2048, 8, 2, 128, 128, 0, 2048},
+      next_part_64{1, 2048, 8, 1, 64, 128, 700, 2048}, next_part_latent{1, 1024, 2, 2, 192, 200, 0, 1024};
   for (const Sizes& z : {one,
                          documents,
                          window,
@@ -247,7 +251,13 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
                          long_one_latent,
                          part,
                          part_of_one_head,
-                         part_latent}) {
+                         part_latent,
+                         window_of_part,
+                         window_of_part_64,
+                         window_of_part_latent,
+                         next_part,
+                         next_part_64,
+                         next_part_latent}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
     Call call(s, z);
     const auto again = call.backward(AttentionBwdPath::recomputed);
@@ -263,6 +273,34 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
       EXPECT_LE(difference_of_sums(one_kernel.dv, again.dv), tolerance);
     }
   }
+}
+
+// A run takes one kernel for parts with short windows, and for heads of 64 with documents.
+TEST(AttentionBwdOnGpu, PartsWithWindowsAndNarrowHeadsWithDocumentsHaveFiveProducts) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  const Sizes part{1, 2000, 8, 4, 128, 128, 0, 700}, part_64{1, 2048, 8, 1, 64, 66, 0, 2048},
+      part_latent{1, 1000, 3, 3, 192, 194, 0, 333}, documents_64{8, 4096, 16, 2, 64, 0, 1024},
+      uneven_documents_64{3, 4000, 8, 4, 64, 0, 300}, documents_of_part_64{1, 4000, 8, 4, 64, 0, 900, 3000};
+  for (const Sizes& z : {part, part_64, part_latent, documents_64, uneven_documents_64, documents_of_part_64}) {
+    SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
+    Call call(s, z);
+    const auto taken = call.backward(AttentionBwdPath::chosen), same = call.backward(AttentionBwdPath::one_kernel),
+               captured = call.backward(AttentionBwdPath::chosen, {.captured = true}),
+               again = call.backward(AttentionBwdPath::recomputed);
+    EXPECT_TRUE(taken.dq == same.dq && taken.dk == same.dk && taken.dv == same.dv);
+    EXPECT_TRUE(taken.dq == captured.dq && taken.dk == captured.dk && taken.dv == captured.dv);
+    EXPECT_FALSE(has_nan(taken.dq) || has_nan(taken.dk) || has_nan(taken.dv));
+    const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);
+    EXPECT_LE(difference_of_sums(taken.dq, again.dq), tolerance);
+    EXPECT_LE(difference_of_sums(taken.dk, again.dk), tolerance);
+    EXPECT_LE(difference_of_sums(taken.dv, again.dv), tolerance);
+  }
+  // Shorter windows of parts take what is less work.
+  Call shorter(s, {1, 2000, 8, 4, 128, 65, 0, 700});
+  const auto taken = shorter.backward(AttentionBwdPath::chosen), same = shorter.backward(AttentionBwdPath::recomputed);
+  EXPECT_TRUE(taken.dq == same.dq && taken.dk == same.dk && taken.dv == same.dv);
 }
 
 // A call that owns the GPU sums dk and dv of these shapes in another order, but dq in the order of the keys as always.

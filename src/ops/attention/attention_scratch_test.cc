@@ -31,7 +31,8 @@ constexpr Call kCalls[] = {
     {"long", DType::bf16, 1, 131072, 32, 4, 128, 128, 0, false, 33554432 + 536870912 + 131328, kMiB, 570556672},
     // sums of rows, ds
     {"short_window", DType::bf16, 1, 4096, 16, 16, 128, 128, 256, false, 524288 + 40632320, kMiB, 41156608},
-    {"narrow_documents", DType::bf16, 2, 1024, 8, 2, 64, 64, 0, true, 131072, 0, 131072},
+    // sums of rows, f32 dq, counters
+    {"narrow_documents", DType::bf16, 2, 1024, 8, 2, 64, 64, 0, true, 131072 + 4194304 + 1280, 0, 4326656},
 };
 
 class AttentionScratch : public ::testing::TestWithParam<Call> {};
@@ -72,6 +73,34 @@ TEST_P(AttentionScratch, IsKnownWithoutAGpu) {
   fwd.kernels = bwd.kernels = AttentionKernels::own;
   EXPECT_EQ(AttentionFwd::scratch_bytes(fwd, s), 0);
   EXPECT_EQ(AttentionBwd::scratch_bytes(bwd, s), c.own_bwd_bytes);
+}
+
+// A piece of context parallelism with a window needs the sums of dq where one kernel takes it, and less than a slice of
+// them however long it is.
+TEST(AttentionScratch, OfPartsIsBounded) {
+  ThreadPool pool(1);
+  const Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
+  const auto path_bytes = [&](int64_t rows, int64_t window) {
+    const Tensor q = testing::null_tensor({rows, 32, 128}, DType::bf16),
+                 k = testing::null_tensor({2 * rows, 4, 128}, DType::bf16), lse = testing::null_tensor({rows, 32});
+    const AttentionBwd a{.lse_TH = lse,
+                         .q_THd = q,
+                         .k_TGd = k,
+                         .v_TGd = k,
+                         .window = window,
+                         .is_part = true,
+                         .q_first = rows,
+                         .kernels = AttentionKernels::own};
+    const int64_t bytes = AttentionBwd::scratch_bytes(a, s);
+    EXPECT_EQ(planned_scratch_bytes(a, s, {.is_hopper = true}), bytes);
+    return bytes - cuda::sm90_sums_bytes(a);
+  };
+  EXPECT_EQ(path_bytes(4096, 128), 67108864 + 16640);
+  EXPECT_EQ(path_bytes(4096, 64), 0) << "scores are computed twice";
+  for (const int64_t rows : {16384, 65536, 262144}) {
+    EXPECT_GT(path_bytes(rows, 128), 0);
+    EXPECT_LE(path_bytes(rows, 128), std::max(513 * kMiB, rows * 8 * 128 * 4 + kMiB));
+  }
 }
 
 // Returns the scratch of a backward pass of 8 sequences of 4096 tokens on a GPU with these kernels.

@@ -111,19 +111,19 @@ int64_t fused_wave(const DsSizes& z) {
   return groups_of(256);
 }
 
-// Returns whether recomputing the scores is the fastest, as measured on an H100. The host knows
-// only that there are documents. Where a sequence is not long, they are taken to be shorter than it: with narrow heads
-// the sums of dq are then most of the memory that is read and written.
-bool recomputed_is_fastest(const DsSizes& z) {
-  constexpr int64_t kShortRows = 4096;
-  return z.width == 64 && z.has_documents && z.window == 0 && z.rows <= kShortRows;
-}
-
-// Returns whether one kernel is faster than the kernels with ds, as measured there. Where a window is short, the
+// Returns whether one kernel is faster than the kernels with ds, as measured on an H100. Where a window is short, the
 // sums of dq are most of the memory that is read and written.
 bool one_kernel_is_faster(const DsSizes& z) {
   constexpr int64_t kShortWindow = 512;
   return z.window == 0 || z.window > kShortWindow;
+}
+
+// Returns whether f32 sums of dq are less work than scores that are computed twice, by the equation at bwd_path().
+bool sums_are_less_work(const DsSizes& z) {
+  if (z.window == 0) return true;
+  const int64_t sums = 2 * 4 * z.width, inputs = 2 * (z.width + z.v_width), keys = keys_of_window(z.window),
+                operations = 2 * (z.width + z.v_width) * keys;
+  return (sums - inputs) * kOperationsOfByte <= operations;
 }
 
 }  // namespace
@@ -159,9 +159,10 @@ bool can_take(const DsSizes& z, AttentionBwdPath path) {
 
 AttentionBwdPath bwd_path(const DsSizes& z) {
   using enum AttentionBwdPath;
-  if (recomputed_is_fastest(z)) return recomputed;
-  if (one_kernel_is_faster(z) && can_take(z, one_kernel)) return one_kernel;
-  return can_take(z, kept_ds) ? kept_ds : recomputed;
+  const bool can_sum = can_take(z, one_kernel);
+  if (can_sum && one_kernel_is_faster(z)) return one_kernel;
+  if (can_take(z, kept_ds)) return kept_ds;
+  return can_sum && sums_are_less_work(z) ? one_kernel : recomputed;
 }
 
 DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes) {

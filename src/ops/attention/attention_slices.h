@@ -94,7 +94,26 @@ FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_b
 //   the next group begin one after the other, as these do.
 int64_t alternating_set(const DsSizes& z, int64_t multiprocessors);
 
-// Returns the kernels for a shape: by measurement the fastest of those whose scratch is bounded.
+// Returns the keys that the products of a tile of 128 queries have, for a window of `window` keys: whole tiles of 64.
+constexpr int64_t keys_of_window(int64_t window) { return kDsEdge * (2 + (window - 1 + kDsEdge - 1) / kDsEdge); }
+// The operations of products in the time in which one byte is read or written: those of machines/h100.toml. GPUs with
+// faster memory have fewer, and then the sums below are less work still.
+inline constexpr int64_t kOperationsOfByte = 256;
+
+// Returns the kernels for a shape. Of those whose scratch is bounded:
+//
+// - One kernel, unless a window is of at most 512 keys: by measurement the fastest. With documents too, of which the host
+//   knows no lengths: the equation below holds for documents of some 400 tokens or more.
+// - With such a window, the kernels with ds, if ds can be kept. It cannot for a part, and with documents that do not fit.
+// - With such a window and no ds, one kernel or scores that are computed twice: what is less work for a query of a head.
+//   The sums of dq are written and read, in f32. Instead of this the second of two kernels reads q and do again, and
+//   multiplies scores and dp again. With K = keys_of_window() one kernel is taken if
+//
+//     8 d  <=  2 (d + dv) + 2 (d + dv) K / kOperationsOfByte
+//
+//   All sums are counted, though L2 holds many of them. For d = dv this is K >= 256: windows of 66 or more. For latent
+//   attention (192/128) it is K >= 359: windows of 194 or more.
+// - Scores that are computed twice, if nothing else is bounded.
 AttentionBwdPath bwd_path(const DsSizes& z);
 // Returns whether the kernels support the shape.
 bool can_take(const DsSizes& z, AttentionBwdPath path);

@@ -146,21 +146,53 @@ TEST(AttentionSlices, ThePathFollowsFromTheShape) {
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 1024}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 512}), kept_ds);
   EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64}), one_kernel);
-  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, true}), recomputed);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, true}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 512, 64, 8, 64, 64, 0, true}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 1024, true}), one_kernel);
   EXPECT_EQ(bwd_path({1, 32768, 64, 8, 64, 64, 0, true}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 128, 128, 192, 128}), one_kernel);
   // Sums of one group do not fit, and neither does ds with documents.
   EXPECT_EQ(bwd_path({1, 1 << 20, 32, 4, 128, 128}), kept_ds);
   EXPECT_EQ(bwd_path({1, 1 << 20, 32, 4, 128, 128, 0, true}), recomputed);
-  // ds of a part is not kept.
-  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 512, false, true}), recomputed);
+  // ds of a part is not kept, and neither is that of documents which do not fit.
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 0, false, true}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 512, false, true}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 512, true}), one_kernel);
+  EXPECT_EQ(bwd_path({1, 1 << 20, 32, 4, 128, 128, 512, false, true}), recomputed) << "no sums fit";
   for (const int64_t width : {64, 128, 192}) {
     const DsSizes z{2, 300, 2, 2, width, std::min<int64_t>(width, 128)};
     for (const AttentionBwdPath path : {one_kernel, kept_ds, recomputed}) EXPECT_TRUE(can_take(z, path));
   }
   EXPECT_FALSE(can_take({1, 1 << 20, 32, 4, 128, 128}, one_kernel));
+}
+
+// Operations of products, or as many bytes as are read or written in their time, for a query of a head.
+struct Work {
+  int64_t sums, recomputed;
+};
+Work work_of(int64_t width, int64_t v_width, int64_t window) {
+  // 128 queries from a multiple of 128 on attend to keys [first, last], and tiles of 64 of them are multiplied.
+  const int64_t row = 4096, first = row - window + 1, last = row + 127, keys = (last / 64 - first / 64 + 1) * 64;
+  const int64_t bytes_of_row = 2 * (width + v_width), operations_of_pair = 2 * (width + v_width);
+  return {.sums = 2 * 4 * width * kOperationsOfByte,
+          .recomputed = bytes_of_row * kOperationsOfByte + operations_of_pair * keys};
+}
+
+TEST(AttentionSlices, PartsWithWindowsHaveFiveProductsUnlessSevenAreLessWork) {
+  using enum AttentionBwdPath;
+  const std::pair<int64_t, int64_t> kWidths[] = {{64, 64}, {128, 128}, {192, 128}};
+  for (const auto& [width, v_width] : kWidths) {
+    int64_t first_window = 0;  // of one kernel
+    for (int64_t window = 1; window <= 1024; ++window) {
+      const DsSizes part{1, 4096, 8, 4, width, v_width, window, false, true};
+      const Work work = work_of(width, v_width, window);
+      const bool is_one_kernel = bwd_path(part) == one_kernel;
+      EXPECT_EQ(is_one_kernel, work.sums <= work.recomputed) << width << " " << window;
+      EXPECT_TRUE(is_one_kernel || bwd_path(part) == recomputed);
+      if (is_one_kernel && first_window == 0) first_window = window;
+    }
+    EXPECT_EQ(first_window, width == 192 ? 194 : 66);
+  }
 }
 
 TEST(AttentionSlices, NoneIfDocumentsDoNotFitOrThereAreNoRows) {

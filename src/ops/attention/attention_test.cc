@@ -71,6 +71,7 @@ std::vector<Case> cases() {
       {1, 70, 200, 2, 1, 192, 0, false, 128},
       // More than one block of keys, with groups of heads.
       {2, 300, 300, 6, 2, 64, 0, false},
+      {2, 300, 300, 6, 2, 64, 0, true},
       {1, 390, 390, 2, 1, 64, 150, true},
       {2, 290, 290, 6, 2, 192, 0, false, 128},
   };
