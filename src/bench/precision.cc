@@ -231,8 +231,7 @@ int64_t rows_of(const RunSpec& run, const Timed& what) {
   return what.spec.kind == ParamKind::experts ? T * run.model.top_k / run.model.num_experts : T;
 }
 
-// Counts all that quantises operands of weight gradients as a part of backward_weight. Both passes together keep their
-// time.
+// Counts all that quantises operands of weight gradients as a part of backward_weight. The sum of both stays the same.
 void move_to_backward_weight(PassTimes& t, double input_ms_without) {
   const double both_ms = t.backward_input_ms + t.backward_weight_ms;
   t.backward_input_ms = std::min(input_ms_without, both_ms);
