@@ -35,8 +35,19 @@ struct Ceilings {
   double flops_per_s = 0, bytes_per_s = 0;
 };
 
+// The time of a micro-batch through a layer, in bf16 and with a recipe.
+struct RecipeTime {
+  std::string name;  // of the line in bf16
+  double bf16_ms = 0, recipe_ms = 0;
+  double weights_ms = 0;  // its share of quantising the weights, which a step does once
+  double total_ms() const { return recipe_ms + weights_ms; }
+  double ratio() const { return total_ms() / bf16_ms; }
+};
+
 struct BenchReport {
   std::vector<BenchLine> lines;
+  double weights_ms = 0;                 // moe-layer with a recipe: quantising the weights, once a step
+  std::vector<RecipeTime> recipe_times;  // moe-layer with a recipe: of the forward and backward passes
   Ceilings ceilings;
   int64_t kept_bytes = 0;              // moe-layer: kept from forward to backward: x, pre-activations, logits, route
   std::map<std::string, OpTotal> ops;  // moe-layer with profile: of profiled_runs forward and backward passes
@@ -58,12 +69,14 @@ struct BenchSpec {
   BenchRouting routing;
   // For experts: fp8_block or fp8_tensor multiplies operands that were quantised before, and times weight gradients that
   // are stored, too.
+  // For moe-layer: times the layer in bf16 and quantised by this recipe, in turns.
   PrecisionRecipe operands = PrecisionRecipe::none;
-  BenchMask mask;         // used by attention
-  int64_t sequences = 0;  // for attention; 0: those of the shape
-  int64_t length = 0;     // for attention: tokens of a sequence; 0: those of the shape
-  bool paths = false;     // for attention: also times each path of the Hopper kernels (AttentionBwdPath)
-  bool profile = false;   // for moe-layer: times every op separately too
+  int64_t micro_batches = 4;  // for moe-layer with a recipe: micro-batches that share one quantising of the weights
+  BenchMask mask;             // used by attention
+  int64_t sequences = 0;      // for attention; 0: those of the shape
+  int64_t length = 0;         // for attention: tokens of a sequence; 0: those of the shape
+  bool paths = false;         // for attention: also times each path of the Hopper kernels (AttentionBwdPath)
+  bool profile = false;       // for moe-layer: times every op separately too
   // For moe-layer: the backward pass stores the weights' gradients, as in the first micro-batch of a
   // step, instead of adding to them.
   bool first_micro_batch = false;
@@ -89,6 +102,9 @@ BenchReport bench_experts(const BenchSpec& spec);
 //   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; from
 //                                           a given route where no router could choose it
 //   moe_layer_fwd_router, _fwd_bwd_router   with the router's product, and its backward
+// With operands each is followed by the line of the recipe, whose name ends in _fp8_block or _fp8_tensor. Activations and
+// gradients are quantised in its passes. It has no roofline, because the ceilings are those of bf16.
+// Throws Error{usage} for experts with biases or another activation than SwiGLU, and for micro_batches below 1.
 BenchReport bench_moe_layer(const BenchSpec& spec);
 
 struct StepBench {

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <set>
 
+#include "bench/check.h"
 #include "bench/peak.h"
 #include "bench/ranks.h"
+#include "bench/timing.h"
 #include "device/accelerator.h"
 #include "device/gpu_limits.h"
 #include "io/testing.h"
@@ -83,6 +85,66 @@ TEST(BenchExperts, OperandsOfARecipe) {
       EXPECT_LT(line.largest_error(), recipe == PrecisionRecipe::fp8_tensor ? 0.115 : 0.073) << line.name;
     }
   }
+}
+
+// Each line in bf16 is followed by that of the recipe. The layer chooses its experts with balanced, not with uneven.
+TEST(BenchMoe, TimesALayerInBf16AndWithARecipe) {
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
+    for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::uneven}) {
+      const bool is_routed = kind == BenchRouting::Kind::balanced;
+      const BenchReport report = bench_moe_layer({.threads = 2,
+                                                  .runs = 2,
+                                                  .scale = 1.0 / 16,
+                                                  .shape = "bench-cpu",
+                                                  .routing = {.kind = kind},
+                                                  .operands = recipe,
+                                                  .micro_batches = 8,
+                                                  .profile = is_routed,
+                                                  .first_micro_batch = is_routed});
+      ASSERT_EQ(report.lines.size(), is_routed ? 8u : 4u);
+      for (size_t i = 0; i < report.lines.size(); i += 2) {
+        const BenchLine &plain = report.lines[i], &quantised = report.lines[i + 1];
+        EXPECT_EQ(quantised.name, fmt::format("{}_{}", plain.name, name_of(recipe)));
+        EXPECT_EQ(quantised.cost.flops, plain.cost.flops);
+        EXPECT_EQ(quantised.runs, 2);
+        EXPECT_LE(plain.largest_error(), kBf16Tolerance) << plain.name;
+        for (const auto& [result, error] : quantised.errors)
+          EXPECT_GT(error, kBf16Tolerance) << quantised.name << " " << result;
+      }
+      EXPECT_GT(report.weights_ms, 0);
+      ASSERT_EQ(report.recipe_times.size(), is_routed ? 2u : 1u);
+      const RecipeTime& time = report.recipe_times.back();
+      EXPECT_EQ(time.name, "moe_layer_fwd_bwd");
+      EXPECT_EQ(time.bf16_ms, report.lines[report.lines.size() - 2].median_ms);
+      EXPECT_EQ(time.recipe_ms, report.lines.back().median_ms);
+      EXPECT_DOUBLE_EQ(time.weights_ms, report.weights_ms / 8);
+      EXPECT_DOUBLE_EQ(time.ratio(), (time.recipe_ms + time.weights_ms) / time.bf16_ms);
+      EXPECT_EQ(report.ops.contains("quantize"), is_routed);  // the profile is of the recipe's layer
+    }
+  }
+}
+
+TEST(BenchMoe, WithoutARecipeThereIsNothingToCompare) {
+  const BenchReport report = bench_moe_layer({.threads = 1, .runs = 1, .scale = 1.0 / 16});
+  EXPECT_EQ(report.lines.size(), 4u);
+  EXPECT_TRUE(report.recipe_times.empty());
+  EXPECT_EQ(report.weights_ms, 0);
+}
+
+TEST(BenchDevice, BodiesRunInTurns) {
+  BenchDevice device(DeviceKind::cpu, 1, 3);
+  std::string order;
+  const TimedRuns timed = device.time_in_turns({[&] { order += 'a'; }, [&] { order += 'b'; }});
+  EXPECT_EQ(order, "abababab");
+  EXPECT_EQ(timed.calls, 4);
+  ASSERT_EQ(timed.ms.size(), 2u);
+  EXPECT_EQ(timed.ms[0].size(), 3u);
+  EXPECT_EQ(timed.ms[1].size(), 3u);
+  BenchLine line;
+  TimedRuns{.ms = {{9}, {3, 1, 2}}}.fill(line, 1);
+  EXPECT_EQ(line.median_ms, 2);
+  EXPECT_EQ(line.min_ms, 1);
+  EXPECT_EQ(line.runs, 3);
 }
 
 TEST(BenchShapes, UnevenRoutesChooseAnExpertOnce) {

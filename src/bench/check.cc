@@ -94,6 +94,12 @@ double BenchSample::relative_error() const {
   return std::sqrt(squares_off_ / (size_squares_ > 0 ? size_squares_ : static_cast<double>(elements_)));
 }
 
+double quantised_error(DType left) { return 0.41 * std::hypot(left == DType::f8_e5m2 ? 0x1p-3 : 0x1p-4, 0x1p-4); }
+
+DType gradient_element(PrecisionRecipe recipe) {
+  return recipe == PrecisionRecipe::fp8_tensor ? DType::f8_e5m2 : DType::f8_e4m3;
+}
+
 double BenchLine::largest_error() const {
   double largest = 0;
   for (const auto& [result, error] : errors) largest = std::max(largest, error);

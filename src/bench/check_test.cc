@@ -206,9 +206,9 @@ class BenchCheckMoe : public testing::Test {
   }
   void check_all() {
     BenchLine line{.name = "moe"};
-    check_->y(s_, line, layer_.y_TD);
-    check_->dx(s_, line, layer_.dx_TD, /*with_router=*/true);
-    check_->dw(s_, line, layer_.dw1_e2FD(), layer_.dw2_eDF(), kCalls);
+    check_->y(s_, line, bounds_, layer_.y_TD);
+    check_->dx(s_, line, bounds_, layer_.dx_TD, /*with_router=*/true);
+    check_->dw(s_, line, bounds_, layer_.dw1_e2FD(), layer_.dw2_eDF(), kCalls);
   }
   template <class T>
   void scale(const Tensor& x, float factor) {
@@ -218,7 +218,8 @@ class BenchCheckMoe : public testing::Test {
   const BenchShape shape_ = bench_shape("bench-cpu", 1.0 / 16);
   ThreadPool pool_{1};
   Stream s_{DeviceKind::cpu, pool_};
-  BenchMoeLayer layer_{shape_, DeviceKind::cpu, pool_};
+  BenchMoeLayer layer_{shape_, PrecisionSpec{}, DeviceKind::cpu, pool_};
+  const MoeBounds bounds_ = MoeBounds::of(PrecisionRecipe::none);
   std::optional<MoeCheck> check_;
 };
 
@@ -253,9 +254,9 @@ TEST_F(BenchCheckMoe, TheGradientThroughTheLogitsCounts) {
   BenchLine line{.name = "moe"};
   layer_.forward(s_, true);
   layer_.backward(s_);
-  check_->dx(s_, line, layer_.dx_TD, /*with_router=*/false);
+  check_->dx(s_, line, bounds_, layer_.dx_TD, /*with_router=*/false);
   expect_wrong("bench moe: expected dx_of_logits within",
-               [&] { check_->dx(s_, line, layer_.dx_TD, /*with_router=*/true); });
+               [&] { check_->dx(s_, line, bounds_, layer_.dx_TD, /*with_router=*/true); });
 }
 
 TEST_F(BenchCheckMoe, AChoiceOfLesserExpertsIsRefused) {
@@ -270,6 +271,45 @@ TEST_F(BenchCheckMoe, AChoiceOfLesserExpertsIsRefused) {
                         .w2_eDF = layer_.w2_eDF(),
                         .topk_TK = tensors.ints(layer_.topk_TK().shape, topk)};
   expect_wrong("the route is wrong", [&] { MoeCheck(s_, wrong); });
+}
+
+// A quantised layer is too far from the loops for the bounds of bf16, and its results are wrong without an expert.
+TEST_F(BenchCheckMoe, AQuantisedLayerHasItsOwnBounds) {
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
+    BenchMoeLayer layer(shape_, {.recipe = recipe}, DeviceKind::cpu, pool_);
+    layer.fill(s_, bench_route(shape_, {.kind = BenchRouting::Kind::zipf}));
+    layer.quantise_weights(s_);
+    layer.clear(s_);
+    layer.forward_router(s_);
+    layer.backward_router(s_);
+    const MoeBounds bounds = MoeBounds::of(recipe);
+    BenchLine line{.name = "moe"};
+    check_->y(s_, line, bounds, layer.y_TD);
+    check_->dx(s_, line, bounds, layer.dx_TD, /*with_router=*/true);
+    check_->dw(s_, line, bounds, layer.dw1_e2FD(), layer.dw2_eDF(), 1);
+    expect_wrong("expected y within", [&] { check_->y(s_, line, bounds_, layer.y_TD); });
+    expect_wrong("expected dx within", [&] { check_->dx(s_, line, bounds_, layer.dx_TD, true); });
+    expect_wrong("expected dw1 within", [&] { check_->dw(s_, line, bounds_, layer.dw1_e2FD(), layer.dw2_eDF(), 1); });
+    for (const float factor : {0.0f, 1.35f}) {
+      const std::vector<bf16> right(layer.y_TD.ptr<bf16>(), layer.y_TD.ptr<bf16>() + layer.y_TD.numel());
+      scale<bf16>(layer.y_TD, factor);
+      expect_wrong("expected y within", [&] { check_->y(s_, line, bounds, layer.y_TD); });
+      std::copy(right.begin(), right.end(), layer.y_TD.ptr<bf16>());
+    }
+  }
+}
+
+// Bounds above a third would not tell a result without one of eight experts.
+TEST(BenchMoeBounds, AreBelowAThird) {
+  for (const auto recipe : {PrecisionRecipe::none, PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
+    const MoeBounds b = MoeBounds::of(recipe);
+    for (const double bound : {b.y, b.dx, b.dx_of_logits, b.dw1, b.dw2}) {
+      EXPECT_GE(bound, kBf16Tolerance) << name_of(recipe);
+      EXPECT_LT(bound, 1.0 / 3) << name_of(recipe);
+    }
+  }
+  EXPECT_NEAR(MoeBounds::of(PrecisionRecipe::fp8_block).dx, 0.1369, 5e-4);
+  EXPECT_NEAR(MoeBounds::of(PrecisionRecipe::fp8_tensor).dx, 0.1857, 5e-4);
 }
 
 // Nearly all tokens choose the same experts, with logits that differ widely.

@@ -293,11 +293,6 @@ class DispatchRank {
   Tensor dweight_TK_ = tensors_.zeros({shape_.T(), shape_.K}, DType::f32);
 };
 
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
-
 double bytes_of(const DispatchCost& cost, const std::string& call) {
   if (call == "announce") return cost.announce.wire_bytes;
   if (call == "dispatch") return cost.dispatch.wire_bytes;

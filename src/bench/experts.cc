@@ -88,14 +88,9 @@ struct ResultCheck {
   int64_t samples = 4;
 };
 
-// The check of products whose operands were quantised, against the numbers before. left: the elements of the left
-// operand; those of the right one are E4M3. An element of E4M3 errs by at most 2^-4 of itself, and of E5M2 by 2^-3: by
-// 0.41 of that in root mean square. So a product of two errs by 0.036, or by 0.057 with E5M2, and so does a sum of such
-// products. The bound is twice that; 64 errors in a sample do not exceed it by chance.
-ResultCheck check_of_quantised(DType left) {
-  const double of_left = left == DType::f8_e5m2 ? 0x1p-3 : 0x1p-4;
-  return {.tolerance = 2 * 0.41 * std::hypot(of_left, 0x1p-4), .samples = 8};
-}
+// The check of products whose operands were quantised, against the numbers before. The bound is twice the error that
+// they have; 64 errors in a sample do not exceed it by chance.
+ResultCheck check_of_quantised(DType left) { return {.tolerance = 2 * quantised_error(left), .samples = 8}; }
 
 // Checks all outputs of d_expert_down in a few rows, from the rounded h.
 void check_d_down(Stream& s, BenchLine& line, const Experts& c, const ResultCheck& check) {
@@ -155,7 +150,7 @@ class BenchOperands {
   }
 
  private:
-  DType of_gradients() const { return recipe_ == PrecisionRecipe::fp8_tensor ? DType::f8_e5m2 : DType::f8_e4m3; }
+  DType of_gradients() const { return gradient_element(recipe_); }
   Operand copy(const Tensor& x, Shape shape, ScaleLayout layout, DType element, bool transposed, Rows by = {}) const {
     if (are_plain()) return x;
     if (recipe_ == PrecisionRecipe::fp8_tensor) layout = ScaleLayout::per_tensor;

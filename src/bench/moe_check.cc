@@ -20,6 +20,18 @@ std::vector<int64_t> columns_of(const MoeInputs& in) {
 
 }  // namespace
 
+MoeBounds MoeBounds::of(PrecisionRecipe recipe) {
+  if (recipe == PrecisionRecipe::none)
+    return {kBf16Tolerance, kBf16Tolerance, kBf16Tolerance, kBf16Tolerance, kBf16Tolerance};
+  const double e = quantised_error(DType::f8_e4m3), g = quantised_error(gradient_element(recipe));
+  const double a = 1.44 * e, derivative = 1.25 * e;
+  return {.y = 2 * std::hypot(a, e),
+          .dx = 2 * std::hypot(derivative, g, g),
+          .dx_of_logits = 3 * std::hypot(a, g),
+          .dw1 = 2 * std::hypot(derivative, g, g),
+          .dw2 = 2 * std::hypot(a, g)};
+}
+
 MoeCheck::MoeCheck(Stream& s, const MoeInputs& in) : in_(in), columns_(columns_of(in)) {
   const int64_t T = in.shape.T();
   for (const int64_t t : {T / 2, T - 1}) tokens_.push_back(token(s, t));
@@ -138,16 +150,16 @@ MoeCheck::ColumnGradients MoeCheck::column(Stream& s, const HostRows& x, const H
   return result;
 }
 
-void MoeCheck::y(Stream& s, BenchLine& line, const Tensor& y_TD) const {
+void MoeCheck::y(Stream& s, BenchLine& line, const MoeBounds& bounds, const Tensor& y_TD) const {
   BenchSample sample;
   for (const TokenResults& result : tokens_) {
     const HostRows y(s, y_TD, result.token, 1);
     for (size_t i = 0; i < columns_.size(); ++i) sample.add(y.at(result.token, columns_[i]), result.y[i]);
   }
-  check_sample(line, "y", sample, kBf16Tolerance);
+  check_sample(line, "y", sample, bounds.y);
 }
 
-void MoeCheck::dx(Stream& s, BenchLine& line, const Tensor& dx_TD, bool with_router) const {
+void MoeCheck::dx(Stream& s, BenchLine& line, const MoeBounds& bounds, const Tensor& dx_TD, bool with_router) const {
   BenchSample sample, of_logits;
   for (const TokenResults& result : tokens_) {
     const HostRows dx(s, dx_TD, result.token, 1);
@@ -156,11 +168,12 @@ void MoeCheck::dx(Stream& s, BenchLine& line, const Tensor& dx_TD, bool with_rou
       of_logits.add(dx.at(result.token, result.experts[k]), result.dx_of_chosen[k] + result.dlogit[k],
                     result.dlogit_size[k]);
   }
-  check_sample(line, "dx", sample, kBf16Tolerance);
-  if (with_router) check_sample(line, "dx_of_logits", of_logits, kBf16Tolerance);
+  check_sample(line, "dx", sample, bounds.dx);
+  if (with_router) check_sample(line, "dx_of_logits", of_logits, bounds.dx_of_logits);
 }
 
-void MoeCheck::dw(Stream& s, BenchLine& line, const Tensor& dw1_e2FD, const Tensor& dw2_eDF, int64_t calls) const {
+void MoeCheck::dw(Stream& s, BenchLine& line, const MoeBounds& bounds, const Tensor& dw1_e2FD, const Tensor& dw2_eDF,
+                  int64_t calls) const {
   const int64_t D = in_.shape.D, F = in_.shape.F;
   const double n = static_cast<double>(calls);
   BenchSample dw1, dw2;
@@ -174,8 +187,8 @@ void MoeCheck::dw(Stream& s, BenchLine& line, const Tensor& dw1_e2FD, const Tens
       dw2.add(HostRows(s, dw2_eDF, row, 1).at(row, result.f), n * result.dw2[i]);
     }
   }
-  check_sample(line, "dw1", dw1, kBf16Tolerance);
-  check_sample(line, "dw2", dw2, kBf16Tolerance);
+  check_sample(line, "dw1", dw1, bounds.dw1);
+  check_sample(line, "dw2", dw2, bounds.dw2);
 }
 
 }  // namespace moebius

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/experts/experts.h"
 
 namespace moebius {
 namespace {
@@ -28,12 +27,9 @@ const Param& param_named(const ParamTable& params, const std::string& name) {
   MOEBIUS_FAIL(internal, "bench: no parameter {}", name);
 }
 
-// An expert op with scratch memory from the step stack.
-template <class Op>
-void run(Step& step, Op op, void (*body)(Stream&, const Op&)) {
-  StackScope scope(step.stack);
-  op.scratch = step.alloc_bytes(Op::scratch_bytes(op, step.stream));
-  body(step.stream, op);
+// Quantised weights have copies only in a table of training.
+ModelUse use_of(const PrecisionSpec& precision) {
+  return precision.recipe == PrecisionRecipe::none ? ModelUse::gradients : ModelUse::training;
 }
 
 }  // namespace
@@ -70,29 +66,38 @@ void upload_route(Stream& s, const BenchShape& shape, const BenchRoute& route, c
   synchronize(s);
 }
 
-BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool, bool first_micro_batch)
+BenchMoeLayer::BenchMoeLayer(const BenchShape& shape, const PrecisionSpec& precision, DeviceKind device,
+                             ThreadPool& pool, bool first_micro_batch)
     : shape_(shape),
+      model_(moe_model(shape)),
+      precision_(precision),
       target_(device),
-      moe_(LayerContext{.params = params_,
-                        .plan = plan_,
-                        .model = moe_model(shape),
-                        .balance = BalanceSpec{},
-                        .mesh = mesh_,
-                        .rope_table_Pd = Tensor{},
-                        .precision = PrecisionSpec{},
-                        .dtype = DType::bf16,
-                        .shape = batch_shape()},
-           "mlp", /*layer=*/0),
+      params_(plan_, use_of(precision)),
+      router_(context(), "mlp.gate", /*layer=*/0),
+      experts_(make_routed_experts(context(), "mlp")),
       w1_(param_named(params_, "mlp.experts.gate_up_proj")),
       w2_(param_named(params_, "mlp.experts.down_proj")) {
   batch_.first_of_step = first_micro_batch;
-  moe_.declare_saved(plan_, "moe", saved_);
+  router_.declare_saved(plan_, "router", saved_.router);
+  saved_.experts = experts_->declare_saved(plan_, "experts");
   declare_micro_batch(plan_, batch_shape(), batch_);
   for (Tensor* t : {&x_TD, &y_TD, &dx_TD, &dy_TD})
     plan_.declare(*t, "activation", {shape.T(), shape.D}, DType::bf16, Life::saved);
   plan_.declare(load_E_, "load", {shape.E}, DType::i64, Life::metrics);
   plan_.declare(dropped_1_, "dropped", {1}, DType::i64, Life::metrics);
   plan_.bind(device, stack_bytes(pool));
+}
+
+LayerContext BenchMoeLayer::context() {
+  return {.params = params_,
+          .plan = plan_,
+          .model = model_,
+          .balance = balance_,
+          .mesh = mesh_,
+          .rope_table_Pd = no_rope_table_,
+          .precision = precision_,
+          .dtype = DType::bf16,
+          .shape = batch_shape()};
 }
 
 void BenchMoeLayer::fill(Stream& s, const BenchRoute& route) {
@@ -106,6 +111,12 @@ void BenchMoeLayer::fill(Stream& s, const BenchRoute& route) {
     upload_route(s, shape_, route, saved_.router.route);
   else
     put_logits_in_x(s, route.logits_TE);
+}
+
+void BenchMoeLayer::quantise_weights(Stream& s) {
+  if (!params_.has_copies()) return;
+  params_.make_copies(s);
+  params_.hold_copies();
 }
 
 void BenchMoeLayer::put_logits_in_x(Stream& s, const std::vector<float>& logits_TE) {
@@ -138,25 +149,32 @@ void BenchMoeLayer::with_step(Stream& s, Body body) {
 }
 
 void BenchMoeLayer::forward_router(Stream& s) {
-  with_step(s, [&](Step& step) { moe_.forward(step, y_TD, x_TD, saved_); });
+  with_step(s, [&](Step& step) {
+    const Route route = router_.forward(step, x_TD, saved_.router);
+    experts_->forward(step, y_TD, x_TD, route, *saved_.experts);
+  });
 }
 
 void BenchMoeLayer::backward_router(Stream& s) {
   with_step(s, [&](Step& step) {
-    moe_.backward_input(step, dx_TD, dy_TD, saved_);
-    moe_.backward_weight(step, saved_);
+    const Tensor dweight_TK = step.alloc({shape_.T(), shape_.K}, DType::f32);
+    experts_->backward(step, dx_TD, dweight_TK, dy_TD, *saved_.experts, nullptr);
+    router_.backward(step, dx_TD, dweight_TK, saved_.router);
   });
 }
 
 void BenchMoeLayer::forward(Stream& s, bool choose) {
   with_step(s, [&](Step& step) {
     if (choose) route_tokens(step);
-    experts_forward(step);
+    experts_->forward(step, y_TD, x_TD, saved_.router.route, *saved_.experts);
   });
 }
 
 void BenchMoeLayer::backward(Stream& s) {
-  with_step(s, [&](Step& step) { experts_backward(step); });
+  with_step(s, [&](Step& step) {
+    const Tensor dweight_TK = step.alloc({shape_.T(), shape_.K}, DType::f32);
+    experts_->backward(step, dx_TD, dweight_TK, dy_TD, *saved_.experts, nullptr);
+  });
 }
 
 int64_t BenchMoeLayer::kept_bytes() const {
@@ -196,83 +214,6 @@ void BenchMoeLayer::route_tokens(Step& step) {
                           .scratch = step.alloc_bytes(bytes),
                           .logits_TE = saved_.router.logits_TE,
                           .rule = rule});
-}
-
-void BenchMoeLayer::experts_forward(Step& step) {
-  StackScope scope(step.stack);
-  dispatcher_.announce(step, saved_.router.route, *experts_saved().handle);
-  const Dispatched in = dispatcher_.dispatch(step, x_TD, *experts_saved().handle);
-  const Tensor a_RF = step.alloc({shape_.R(), shape_.F}, DType::bf16),
-               y_RD = step.alloc({shape_.R(), shape_.D}, DType::bf16);
-  run(step,
-      ExpertUp{.h_R2F = experts_saved().h_R2F.numbers(),
-               .a_RF = a_RF,
-               .x_TD = in.source,
-               .w1_e2FD = w1_.w,
-               .b1_e2F = bias("mlp.experts.gate_up_proj_bias"),
-               .rows = in.rows,
-               .activation = shape_.activation},
-      expert_up);
-  run(step,
-      ExpertDown{.y_RD = y_RD,
-                 .a_RF = a_RF,
-                 .w2_eDF = w2_.w,
-                 .b2_eC = bias("mlp.experts.down_proj_bias"),
-                 .rows = {.offsets_e1 = in.rows.offsets_e1}},
-      expert_down);
-  dispatcher_.combine(step, y_TD, y_RD, *experts_saved().handle);
-}
-
-void BenchMoeLayer::experts_backward(Step& step) {
-  const int64_t T = shape_.T(), R = shape_.R(), D = shape_.D, F = shape_.F;
-  const Tensor dh_R2F = step.alloc({R, 2 * F}, DType::bf16), sa_RF = step.alloc({R, F}, DType::bf16),
-               dweight_R = step.alloc({R}, DType::f32), dweight_TK = step.alloc({T, shape_.K}, DType::f32),
-               dx_RD = step.alloc({R, D}, DType::bf16);
-  const Dispatched grads = dispatcher_.combine_bwd(step, dy_TD, *experts_saved().handle);
-  const Rows own{.offsets_e1 = grads.rows.offsets_e1};
-  run(step,
-      DExpertDown{.dh_R2F = dh_R2F,
-                  .sa_RF = sa_RF,
-                  .dweight_R = dweight_R,
-                  .dout_TD = grads.source,
-                  .w2_eDF = w2_.w,
-                  .b2_eC = bias("mlp.experts.down_proj_bias"),
-                  .h_R2F = experts_saved().h_R2F.numbers(),
-                  .weight_R = grads.weight_R,
-                  .rows = grads.rows,
-                  .activation = shape_.activation},
-      d_expert_down);
-  run(step, DExpertUp{.dx_RD = dx_RD, .dh_R2F = dh_R2F, .w1_e2FD = w1_.w, .rows = own}, d_expert_up);
-  dispatcher_.dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *experts_saved().handle);
-  const bool accumulate = !step.batch.first_of_step;
-  run(step,
-      ExpertWgrad{.dw_eMN = w2_.dw,
-                  .left_RM = grads.source,
-                  .right_RN = sa_RF,
-                  .gather_left = true,
-                  .accumulate = accumulate,
-                  .rows = grads.rows},
-      expert_wgrad);
-  run(step,
-      ExpertWgrad{.dw_eMN = w1_.dw,
-                  .left_RM = dh_R2F,
-                  .right_RN = x_TD,
-                  .gather_right = true,
-                  .accumulate = accumulate,
-                  .rows = grads.rows},
-      expert_wgrad);
-  if (!shape_.expert_biases) return;
-  expert_bias_grad(step.stream,
-                   {.db_eN = param_named(params_, "mlp.experts.gate_up_proj_bias").dw, .x_RM = dh_R2F, .rows = own});
-  expert_bias_grad(step.stream, {.db_eN = param_named(params_, "mlp.experts.down_proj_bias").dw,
-                                 .x_RM = grads.source,
-                                 .weight_R = grads.weight_R,
-                                 .gather = true,
-                                 .rows = grads.rows});
-}
-
-Tensor BenchMoeLayer::bias(const std::string& name) const {
-  return shape_.expert_biases ? param_named(params_, name).w : Tensor{};
 }
 
 }  // namespace moebius

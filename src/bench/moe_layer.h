@@ -3,8 +3,7 @@
 
 #include "bench/shapes.h"
 #include "model/moe/dispatched_experts.h"
-#include "model/moe/dispatchers/dispatcher_local.h"
-#include "model/moe/moe.h"
+#include "model/moe/router.h"
 
 namespace moebius {
 
@@ -13,18 +12,22 @@ void declare_route(MemoryPlan& plan, const BenchShape& shape, Route& route);
 // Fills them with a route and equal weights, without a router.
 void upload_route(Stream& s, const BenchShape& shape, const BenchRoute& route, const Route& to);
 
-// With a router it is Moe as a model runs it. Without a router it is the part of Moe after the logits. It computes in
-// bf16, with gradients in f32.
+// A router and experts, as an MoE layer of a model without a shared expert (model/moe/moe.h) runs them. Without the
+// router it is the part after the logits. It computes in bf16, with gradients in f32, and its products are quantised by
+// the recipe of `precision`.
 // The router's weights are the identity, so the logits of token t are x[t, 0 .. E).
 class BenchMoeLayer {
  public:
   // first_micro_batch: each backward pass stores the weights' gradients; else it adds to them.
-  BenchMoeLayer(const BenchShape& shape, DeviceKind device, ThreadPool& pool, bool first_micro_batch = false);
+  BenchMoeLayer(const BenchShape& shape, const PrecisionSpec& precision, DeviceKind device, ThreadPool& pool,
+                bool first_micro_batch = false);
   BenchMoeLayer(const BenchMoeLayer&) = delete;
 
-  // Fills inputs and weights with random numbers. The router takes its logits from x, so that it
-  // chooses the requested route.
+  // Fills inputs and weights with random numbers, the same for every precision. The router takes its logits from x, so
+  // that it chooses the requested route. With a recipe call quantise_weights() afterwards.
   void fill(Stream& s, const BenchRoute& route);
+  // Makes the quantised weights that all passes read, as a training step does once. Without a recipe there are none.
+  void quantise_weights(Stream& s);
   // Sets outputs and weight gradients to zero, so that a check after a call reads only what
   // that call wrote.
   void clear(Stream& s);
@@ -49,23 +52,29 @@ class BenchMoeLayer {
   template <class Body>
   void with_step(Stream& s, Body body);
   int64_t stack_bytes(ThreadPool& pool);
+  LayerContext context();
   void put_logits_in_x(Stream& s, const std::vector<float>& logits_TE);
   void route_tokens(Step& step);
-  void experts_forward(Step& step);
-  void experts_backward(Step& step);
-  Tensor bias(const std::string& name) const;  // empty where the shape has none
 
+  struct Saved {
+    Router::Saved router;
+    std::unique_ptr<RoutedExperts::Saved> experts;
+  };
   BenchShape shape_;
+  ModelSpec model_;
+  PrecisionSpec precision_;
+  BalanceSpec balance_;
+  const Tensor no_rope_table_;
   DeviceKind target_;
   MemoryPlan plan_;
-  ParamTable params_{plan_, ModelUse::gradients};
+  ParamTable params_;
   Mesh mesh_{MeshShape{}};
   MicroBatch batch_;
-  Moe moe_;
+  Router router_;
+  std::unique_ptr<RoutedExperts> experts_;
   const Param &w1_, &w2_;
-  Moe::Saved saved_;
+  Saved saved_;
   Tensor load_E_, dropped_1_;
-  LocalDispatcher dispatcher_{{.num_experts = shape_.E, .top_k = shape_.K}};
   int64_t high_water_ = 0;
 };
 

@@ -29,8 +29,11 @@ class TimedLayer {
   PassTimes time(BenchDevice& device, bool first_of_step) {
     batch_.first_of_step = first_of_step;
     make_copies(device.stream());
-    PassTimes t{.forward_ms = time(device, &TimedLayer::forward), .backward_input_ms = time_input(device)};
-    t.backward_weight_ms = time(device, &TimedLayer::backward) - t.backward_input_ms;
+    PassTimes t{.forward_ms = time(device, &TimedLayer::forward)};  // which leaves what backward reads
+    const TimedRuns timed = device.time_in_turns({[&] { run_pass(device.stream(), &TimedLayer::backward_input); },  //
+                                                  [&] { run_pass(device.stream(), &TimedLayer::backward); }});
+    t.backward_input_ms = median(timed.ms[0]);
+    t.backward_weight_ms = median_of_rest(timed.ms[0], timed.ms[1]);
     return t;
   }
   double time_input(BenchDevice& device) {
@@ -228,10 +231,11 @@ int64_t rows_of(const RunSpec& run, const Timed& what) {
   return what.spec.kind == ParamKind::experts ? T * run.model.top_k / run.model.num_experts : T;
 }
 
-// Counts all that quantises operands of weight gradients as a part of backward_weight.
+// Counts all that quantises operands of weight gradients as a part of backward_weight. The sum of both stays the same.
 void move_to_backward_weight(PassTimes& t, double input_ms_without) {
-  t.backward_weight_ms += t.backward_input_ms - input_ms_without;
-  t.backward_input_ms = input_ms_without;
+  const double both_ms = t.backward_input_ms + t.backward_weight_ms;
+  t.backward_input_ms = std::min(input_ms_without, both_ms);
+  t.backward_weight_ms = both_ms - t.backward_input_ms;
 }
 
 PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& what, int64_t micro_batches) {
@@ -256,6 +260,12 @@ PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& wh
 }
 
 }  // namespace
+
+double median_of_rest(const std::vector<double>& part_ms, const std::vector<double>& whole_ms) {
+  std::vector<double> rest_ms;
+  for (size_t run = 0; run < whole_ms.size(); ++run) rest_ms.push_back(whole_ms[run] - part_ms[run]);
+  return std::max(0.0, median(std::move(rest_ms)));
+}
 
 double PrecisionBench::ratio() const {
   double plain = 0, quantised = 0;

@@ -15,12 +15,17 @@ namespace moebius {
 // passes, and the two backward passes follow each other, so that one pass may quantise what both read.
 //
 // backward_input has operands of weight gradients that are not quantised, and backward_weight is the rest of both
-// passes. So quantising these operands is part of backward_weight, whichever pass does it.
+// passes. So quantising these operands is part of backward_weight, whichever pass does it: it has no time of its own.
+// backward_input and both passes run in turns, and backward_weight is the median of the differences between two runs
+// that follow each other. Where noise makes that negative, it is 0.
 // backward_weight is a mean over the micro-batches of a step, the first of which stores what the others add.
 struct PassTimes {
   double forward_ms = 0, backward_input_ms = 0, backward_weight_ms = 0;
   double total_ms() const { return forward_ms + backward_input_ms + backward_weight_ms; }
 };
+
+// Returns the median of whole - part over runs in turns, [run]; 0 where that is negative.
+double median_of_rest(const std::vector<double>& part_ms, const std::vector<double>& whole_ms);
 
 // All projections of one shape, or all layers of experts.
 struct PrecisionLine {

@@ -43,11 +43,6 @@ void measure_gpu(StepBench& r, const RunSpec& run) {
   r.roofline_s = roofline_ms(costs_of_step(run), r.ceilings) * 1e-3;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // The matrix rates to compare a step on the CPU with: bf16 products of the shape of bench_gemm.
 class MatrixRate {
  public:

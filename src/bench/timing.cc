@@ -21,6 +21,17 @@ void rest(Stream& s) {
 
 }  // namespace
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void TimedRuns::fill(BenchLine& line, size_t body) const {
+  line.median_ms = median(ms[body]);
+  line.min_ms = *std::min_element(ms[body].begin(), ms[body].end());
+  line.runs = static_cast<int64_t>(ms[body].size());
+}
+
 Tensor BenchTensors::zeros(Shape shape, DType dtype) {
   const Buffer& buffer = buffers_.emplace_back(s_.device(), shape.numel() * size_of(dtype));
   return {.data = buffer.data(), .shape = shape, .dtype = dtype, .device = s_.device()};
@@ -62,25 +73,37 @@ int64_t BenchDevice::runs_for(double first_ms) const {
 }
 
 int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
-  body();  // first touch of memory, loading of code, kernels compiled on demand
-  if (gpu_ && under_load_) warm(body);
-  if (gpu_ && !under_load_) rest(*stream_);
-  std::vector<double> ms{time_once(body)};
-  const int64_t runs = runs_for(ms[0]);
-  while (static_cast<int64_t>(ms.size()) < runs) ms.push_back(time_once(body));
-  std::sort(ms.begin(), ms.end());
-  line.median_ms = ms[ms.size() / 2];
-  line.min_ms = ms[0];
-  line.runs = runs;
-  return runs + 1;
+  const TimedRuns timed = time_in_turns({body});
+  timed.fill(line, 0);
+  return timed.calls;
 }
 
-void BenchDevice::warm(const std::function<void()>& body) {
+TimedRuns BenchDevice::time_in_turns(const std::vector<std::function<void()>>& bodies) {
+  TimedRuns timed{.ms = std::vector<std::vector<double>>(bodies.size()), .calls = 1};
+  for (const auto& body : bodies) body();  // first touch of memory, loading of code, kernels compiled on demand
+  if (gpu_ && under_load_) timed.calls += warm(bodies);
+  if (gpu_ && !under_load_) rest(*stream_);
+  const auto run_all = [&] {
+    for (size_t i = 0; i < bodies.size(); ++i) timed.ms[i].push_back(time_once(bodies[i]));
+    ++timed.calls;
+  };
+  run_all();
+  const int64_t runs = runs_for(timed.ms[0][0]);
+  for (int64_t run = 1; run < runs; ++run) run_all();
+  return timed;
+}
+
+int64_t BenchDevice::warm(const std::vector<std::function<void()>>& bodies) {
+  int64_t calls = 0;
   const auto begin = std::chrono::steady_clock::now();
   while (std::chrono::steady_clock::now() - begin < std::chrono::seconds(1)) {
-    for (int i = 0; i < 8; ++i) body();
+    for (int i = 0; i < 8; ++i) {
+      for (const auto& body : bodies) body();
+    }
+    calls += 8;
     synchronize(*stream_);
   }
+  return calls;
 }
 
 std::map<std::string, OpTotal> BenchDevice::profile(int64_t runs, const std::function<void(Stream&)>& body) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bench/bench.h"
 #include "core/rng.h"
@@ -28,6 +29,17 @@ class BenchTensors {
   std::deque<Buffer> buffers_;
 };
 
+// The times of bodies that ran in turns.
+struct TimedRuns {
+  std::vector<std::vector<double>> ms;  // [body][run]
+  int64_t calls = 0;                    // calls of each body, with those before the timed runs
+  // Fills median, min and runs.
+  void fill(BenchLine& line, size_t body) const;
+};
+
+// Returns the element in the middle, the upper one of two. REQUIRES: values is not empty.
+double median(std::vector<double> values);
+
 // A device, and timed work on it.
 class BenchDevice {
  public:
@@ -43,6 +55,8 @@ class BenchDevice {
   // A GPU is timed by its own clock, after a second of rest, or of the same work (BenchSpec::under_load).
   // Its caches are overwritten before each run.
   int64_t time(BenchLine& line, const std::function<void()>& body);
+  // The same for several bodies that run in turns, so that a clock or other work that changes slows all of them alike.
+  TimedRuns time_in_turns(const std::vector<std::function<void()>>& bodies);
   // Returns the time of every op of body, summed over the runs. The ops run one after the other, in
   // the order of body.
   std::map<std::string, OpTotal> profile(int64_t runs, const std::function<void(Stream&)>& body);
@@ -51,8 +65,8 @@ class BenchDevice {
   Ceilings measure_ceilings(double scale);
 
  private:
-  // Runs body for a second.
-  void warm(const std::function<void()>& body);
+  // Runs the bodies in turns for a second. Returns how often each was called.
+  int64_t warm(const std::vector<std::function<void()>>& bodies);
   double time_once(const std::function<void()>& body);
   int64_t runs_for(double first_ms) const;
 

@@ -129,6 +129,40 @@ TEST(CliBench, GpuStepReportsPeaksAndRoofline) {
     EXPECT_THAT(text, testing::HasSubstr(part));
 }
 
+TEST(CliBench, MoeLayerComparesARecipeWithBf16) {
+  const TestDir dir;
+  const std::vector<std::string> words{"bench",     "moe-layer",       "--runs", "1",         "--operands",
+                                       "fp8_block", "--micro-batches", "2",      "--threads", "2"};
+  std::vector<std::string> as_json = words;
+  as_json.emplace_back("--json");
+  const auto json = json_of(run_moebius(dir, as_json));
+  EXPECT_EQ(json.at("operands"), "fp8_block");
+  EXPECT_EQ(json.at("micro_batches"), 2);
+  EXPECT_EQ(json.at("lines").size(), 8);
+  EXPECT_EQ(json.at("lines").at(3).at("name"), "moe_layer_fwd_bwd_router_fp8_block");
+  EXPECT_FALSE(json.at("lines").at(3).contains("roofline_ms"));
+  const auto& time = json.at("recipe_times").at(0);
+  EXPECT_EQ(time.at("name"), "moe_layer_fwd_bwd_router");
+  EXPECT_DOUBLE_EQ(time.at("weights_ms"), json.at("weights_ms").get<double>() / 2);
+  EXPECT_DOUBLE_EQ(time.at("total_ms"), time.at("operands_ms").get<double>() + time.at("weights_ms").get<double>());
+  EXPECT_DOUBLE_EQ(time.at("ratio"), time.at("total_ms").get<double>() / time.at("bf16_ms").get<double>());
+  const std::string text = run_moebius(dir, words).out;
+  EXPECT_THAT(text, testing::HasSubstr("bench-cpu, routing balanced, operands fp8_block; "));
+  EXPECT_THAT(text, testing::ContainsRegex("\nweights quantised once a step: [0-9.]+ ms; 2 micro-batches per step: "
+                                           "[0-9.]+ ms of each\nmoe_layer_fwd_bwd_router: bf16 [0-9.]+ ms; fp8_block "
+                                           "[0-9.]+ [+] [0-9.]+ = [0-9.]+ ms, [0-9.]+ times as long\n"));
+}
+
+TEST(CliBench, PrecisionEndsWithTheRatioOfAll) {
+  const TestDir dir;
+  const std::string text =
+      run_moebius(dir, {"bench", "precision", "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--set",
+                        "precision.recipe=fp8_block", "--runs", "1"})
+          .out;
+  EXPECT_THAT(text, testing::ContainsRegex("\nall of them, by their counts: [0-9.]+ times as long as in "
+                                           "(bf16|f32)(; the recipe loses)?\n$"));
+}
+
 // -- options -----------------------------------------------------------------------------------------------
 
 // An option that would change nothing is refused, with the list of workloads that it is for.
@@ -144,6 +178,9 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
        "bench attention: expected no --routing, an option of experts, moe-layer and dispatch only"},
       {{"gemm", "--shape", "olmoe"},
        "bench gemm: expected no --shape, an option of attention, experts, moe-layer, dispatch and machine only"},
+      {{"attention", "--operands", "fp8_block"},
+       "bench attention: expected no --operands, an option of experts and moe-layer only"},
+      {{"experts", "--micro-batches", "2"}, "bench experts: expected no --micro-batches, an option of moe-layer only"},
       {{"step", "--documents", "3"}, "bench step: expected no --documents, an option of attention only"},
       {{"step", "--shape", "olmoe"}, "bench step: expected no --shape"},
       {{"step", "--runs", "2"}, "bench step: expected no --runs"},
@@ -164,6 +201,13 @@ TEST(CliBench, MeaninglessValuesAreRefused) {
                    "--zipf: expected 0 (all experts are equally popular) to 100; got ");
   expect_refused(run_moebius(dir, {"bench", "experts", "--zipf", "2"}), 2,
                  "--zipf: expected --routing zipf, since this is its exponent; got --routing balanced");
+  expect_refused(run_moebius(dir, {"bench", "moe-layer", "--operands", "none"}), 2,
+                 "--operands: expected bf16, fp8_block or fp8_tensor; got \"none\"");
+  expect_refused(run_moebius(dir, {"bench", "moe-layer", "--micro-batches", "2"}), 2,
+                 "--micro-batches: expected --operands fp8_block or fp8_tensor, whose weights are quantised once a "
+                 "step; got --operands bf16");
+  expect_refused(run_moebius(dir, {"bench", "moe-layer", "--operands", "fp8_block", "--shape", "gpt-oss-20b"}), 2,
+                 "--operands: FP8 kernels take no experts with biases");
   expect_refused(run_moebius(dir, {"bench", "attention", "--head-dim", "257"}), 2,
                  "--head-dim: expected 0 to 256; got 257; 0 takes the widths of the shape");
   expect_refused(run_moebius(dir, {"bench", "attention", "--window", "-1"}), 2,

@@ -22,7 +22,8 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--shape", kShaped},
     {"--routing", kRouted},
     {"--zipf", kRouted},
-    {"--operands", {"experts"}},
+    {"--operands", {"experts", "moe-layer"}},
+    {"--micro-batches", {"moe-layer"}},
     {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step", "precision", "machine"}},
     {"--recipe", {"step", "precision"}},
     {"--set", {"step", "precision"}},
@@ -72,9 +73,10 @@ BenchRouting::Kind routing_kind(const std::string& name) {
 }
 
 PrecisionRecipe operands_of(const std::string& name) {
-  for (const auto recipe : {PrecisionRecipe::none, PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor})
+  if (name == "bf16") return PrecisionRecipe::none;
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor})
     if (name == name_of(recipe)) return recipe;
-  MOEBIUS_FAIL(usage, "--operands: expected none, fp8_block or fp8_tensor; got \"{}\"", name);
+  MOEBIUS_FAIL(usage, "--operands: expected bf16, fp8_block or fp8_tensor; got \"{}\"", name);
 }
 
 KernelChoice kernel_choice(const std::string& name) {
@@ -104,7 +106,13 @@ void add_bench_options(Command& command, BenchOptions& o) {
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
   command
       .add_option("--operands", o.operands,
-                  "experts: none, fp8_block or fp8_tensor; operands are quantised before they are timed")
+                  "experts: bf16, fp8_block or fp8_tensor; operands are quantised before kernels are timed; "
+                  "moe-layer: times the layer in bf16 and quantised by this recipe, in turns")
+      ->capture_default_str();
+  command
+      .add_option("--micro-batches", o.spec.micro_batches,
+                  "moe-layer with --operands: micro-batches of a step, which quantises the weights once")
+      ->between(1, 1 << 20)
       ->capture_default_str();
   add_threads_option(command, o.spec.threads);
   command.add_option(
@@ -170,6 +178,11 @@ void check_bench_options(const Command& command, BenchOptions& o) {
       "--operands: FP8 kernels take no experts with biases or another activation than SwiGLU; got --shape {}; "
       "leave --operands out, or choose another shape",
       o.shape);
+  MOEBIUS_CHECK(
+      usage, command.count("--micro-batches") == 0 || o.spec.operands != PrecisionRecipe::none,
+      "--micro-batches: expected --operands fp8_block or fp8_tensor, whose weights are quantised once a step; "
+      "got --operands {}",
+      o.operands);
   MOEBIUS_CHECK(usage, command.count("--zipf") == 0 || o.routing == "zipf",
                 "--zipf: expected --routing zipf, since this is its exponent; got --routing {}", o.routing);
   const double exponent = o.spec.routing.exponent;

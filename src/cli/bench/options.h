@@ -11,7 +11,7 @@
 namespace moebius {
 
 struct BenchOptions {
-  std::string name, recipe, device, shape, routing = "balanced", operands = "none";
+  std::string name, recipe, device, shape, routing = "balanced", operands = "bf16";
   std::vector<std::string> overrides;
   std::string dispatcher = "auto", kernels = "auto";
   std::optional<int64_t> runs;

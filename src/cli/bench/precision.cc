@@ -73,8 +73,8 @@ void print_precision(const BenchOptions& o, const RunSpec& run, const PrecisionB
   fmt::print("{:<64} {:>19} {:>19} {:>19} {:>9}  {}\n", "per micro-batch", "forward", "backward_input",
              "backward_weight", "weights", "ratio");
   for (const PrecisionLine& line : bench.lines) print_line(line, bench.micro_batches);
-  fmt::print("all of them, by their counts: {} of the time in {}\n", ratio_text(bench.ratio()),
-             name_of(run.precision.compute));
+  fmt::print("all of them, by their counts: {:.3f} times as long as in {}{}\n", bench.ratio(),
+             name_of(run.precision.compute), bench.ratio() > 1 ? "; the recipe loses" : "");
 }
 
 }  // namespace moebius

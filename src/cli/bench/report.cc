@@ -83,6 +83,7 @@ nlohmann::ordered_json case_json(const BenchOptions& o) {
   else
     json["routing"] = o.routing;
   if (o.name != "attention" && o.routing == "zipf") json["zipf_exponent"] = o.spec.routing.exponent;
+  if (o.name != "attention") json["operands"] = o.operands;
   if (o.name == "moe-layer") json["first_micro_batch"] = o.spec.first_micro_batch;
   return json;
 }
@@ -100,8 +101,30 @@ std::string case_text(const BenchOptions& o) {
     return fmt::format("{}{}{}, window {}, documents {}; ", o.spec.shape, sequences_text(o.spec),
                        o.spec.head_dim == 0 ? "" : fmt::format(", heads of {}", o.spec.head_dim),
                        o.spec.mask.window == 0 ? "none" : std::to_string(o.spec.mask.window), o.spec.mask.documents);
-  return fmt::format("{}, routing {}{}; ", o.spec.shape, o.routing,
-                     o.routing == "zipf" ? fmt::format(" {}", o.spec.routing.exponent) : "");
+  return fmt::format("{}, routing {}{}, operands {}; ", o.spec.shape, o.routing,
+                     o.routing == "zipf" ? fmt::format(" {}", o.spec.routing.exponent) : "", o.operands);
+}
+
+// The lines of a layer that was timed in bf16 and with a recipe, with the share of quantising its weights.
+nlohmann::ordered_json recipe_times_json(const BenchReport& r) {
+  nlohmann::ordered_json times = nlohmann::ordered_json::array();
+  for (const RecipeTime& t : r.recipe_times)
+    times.push_back({{"name", t.name},
+                     {"bf16_ms", t.bf16_ms},
+                     {"operands_ms", t.recipe_ms},
+                     {"weights_ms", t.weights_ms},
+                     {"total_ms", t.total_ms()},
+                     {"ratio", t.ratio()}});
+  return times;
+}
+
+void print_recipe_times(const BenchOptions& o, const BenchReport& r) {
+  if (r.recipe_times.empty()) return;
+  fmt::print("weights quantised once a step: {:.3f} ms; {} micro-batches per step: {:.3f} ms of each\n", r.weights_ms,
+             o.spec.micro_batches, r.recipe_times.front().weights_ms);
+  for (const RecipeTime& t : r.recipe_times)
+    fmt::print("{}: bf16 {:.3f} ms; {} {:.3f} + {:.3f} = {:.3f} ms, {:.3f} times as long\n", t.name, t.bf16_ms,
+               o.operands, t.recipe_ms, t.weights_ms, t.total_ms(), t.ratio());
 }
 
 void print_json_report(const BenchOptions& o, const BenchReport& r, const std::string& machine) {
@@ -114,6 +137,10 @@ void print_json_report(const BenchOptions& o, const BenchReport& r, const std::s
                {"peak_gbytes_per_s", r.ceilings.bytes_per_s / 1e9},
                {"lines", lines}});
   if (r.kept_bytes > 0) json["kept_bytes"] = r.kept_bytes;
+  if (!r.recipe_times.empty())
+    json.update({{"weights_ms", r.weights_ms},
+                 {"micro_batches", o.spec.micro_batches},
+                 {"recipe_times", recipe_times_json(r)}});
   if (r.profiled_runs > 0) json.update({{"profiled_runs", r.profiled_runs}, {"ops", ops_json(r.ops)}});
   print_json(json);
 }
@@ -157,16 +184,20 @@ void print_report(const BenchOptions& o, const BenchReport& r) {
   fmt::print("{}\n{}bf16 matrix rate {:.1f} GFLOP/s, copy {:.1f} GB/s", machine, case_text(o),
              r.ceilings.flops_per_s / 1e9, r.ceilings.bytes_per_s / 1e9);
   if (r.kept_bytes > 0) fmt::print("; kept for backward {}", bytes_text(r.kept_bytes));
-  fmt::print("\n{:<24} {:>10} {:>10} {:>10} {:>8} {:>7} {:>9}  {:>12} {:>12} {:>9}\n", o.name, "median ms", "min ms",
-             "GFLOP/s", "GB/s", "of peak", "roofline", "checksum", "expected", "rel. off");
+  size_t width = 24;
+  for (const BenchLine& l : r.lines) width = std::max(width, l.name.size());
+  fmt::print("\n{:<{}} {:>10} {:>10} {:>10} {:>8} {:>7} {:>9}  {:>12} {:>12} {:>9}\n", o.name, width, "median ms",
+             "min ms", "GFLOP/s", "GB/s", "of peak", "roofline", "checksum", "expected", "rel. off");
   for (const BenchLine& l : r.lines) {
-    fmt::print("{:<24} {:>10.3f} {:>10.3f} {:>10.1f} {:>8.1f} {:>6.1f}% {:>8.1f}%  {:>12.5g} {:>12.5g} {:>9.1e}\n",
-               l.name, l.median_ms, l.min_ms, l.gflops_per_s(), l.gbytes_per_s(), 100 * peak_share(r, l),
-               100 * roofline_share(l), l.checksum, l.expected, l.largest_error());
+    fmt::print("{:<{}} {:>10.3f} {:>10.3f} {:>10.1f} {:>8.1f} {:>6.1f}% {:>9}  {:>12.5g} {:>12.5g} {:>9.1e}\n", l.name,
+               width, l.median_ms, l.min_ms, l.gflops_per_s(), l.gbytes_per_s(), 100 * peak_share(r, l),
+               l.roofline_ms > 0 ? fmt::format("{:.1f}%", 100 * roofline_share(l)) : "-", l.checksum, l.expected,
+               l.largest_error());
   }
   for (const BenchLine& l : r.lines) {
     if (!l.kernel.empty()) fmt::print("{:<24} {}\n", l.name, l.kernel);
   }
+  print_recipe_times(o, r);
   if (r.profiled_runs > 0) print_profile(r.ops, "fwd_bwd", r.profiled_runs);
 }
 
