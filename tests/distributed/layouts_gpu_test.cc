@@ -87,7 +87,7 @@ std::vector<GpuLayout> portable_layouts() {
   for (GpuLayout c : kLayouts) {
     if (std::ranges::find(kNames, std::string_view(c.name)) == std::end(kNames)) continue;
     c.kernels = KernelChoice::portable;
-    c.model.wide = !c.model.gpt_oss && !c.model.latent_kv;
+    c.model.wide = !c.model.gpt_oss && !c.model.latent_kv && !c.model.skewed;
     layouts.push_back(c);
   }
   EXPECT_EQ(layouts.size(), std::size(kNames));
