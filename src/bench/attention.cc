@@ -75,7 +75,7 @@ void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool
   if (!device.is_gpu() || all_portable || !cudnn_can(op))
     return add_line(device, timed, op,
                     {.name = timed.name, .kernel = text_of_kernel(device.stream(), op, /*is_cudnn=*/false)});
-  const bool is_cudnn = cudnn_is_chosen(op);
+  const bool is_cudnn = uses_cudnn(gpu_kernels(device.stream()), op);
   for (const auto& [kernels, name] : {std::pair(AttentionKernels::own, "own"), {AttentionKernels::cudnn, "cudnn"}}) {
     op.kernels = kernels;
     const bool is_chosen = is_cudnn == (kernels == AttentionKernels::cudnn);

@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// The default is for a plan without a GPU: Hopper GPUs, whose kernels need the most scratch.
+// The default is for a plan without a GPU: Hopper GPUs.
 struct GpuKernels {
   bool is_hopper = true;  // the GPU has compute capability 9.0
   KernelChoice choice = KernelChoice::automatic;

@@ -41,7 +41,7 @@ std::string why_not_usable(const GpusFound& found, int index);
 std::string why_not_loaded(const GpusFound& found, int index, const std::string& error);
 // Returns whether a visible GPU has no native code. Its first run compiles PTX, which may take minutes.
 bool compiles_ptx(const GpusFound& found);
-// Returns whether a plan has to count the memory of Hopper kernels, which need the most scratch: a visible GPU is
+// Returns whether a plan has to count the memory of Hopper kernels, which need other scratch: a visible GPU is
 // Hopper's, or none is visible.
 bool counts_for_hopper(const GpusFound& found);
 // Returns the same for the GPUs of this machine and a run on this device. A run on the CPU needs no GPU's memory, and

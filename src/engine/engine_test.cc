@@ -259,6 +259,7 @@ TEST(Engine, CountsScratchOnlyOfKernelsThatMayRun) {
   EXPECT_EQ(stack_bytes(128, false, KernelChoice::portable), portable);
   if (!has_cudnn()) return;
   EXPECT_EQ(stack_bytes(96, false, KernelChoice::automatic), stack_bytes(96, true, KernelChoice::automatic));
+  EXPECT_GT(stack_bytes(128, false, KernelChoice::automatic), hopper) << "cuDNN's backward pass";
   EXPECT_LT(stack_bytes(96, false, KernelChoice::portable), stack_bytes(96, false, KernelChoice::automatic));
 }
 

@@ -34,7 +34,7 @@ MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, cons
                      const Assumptions& assume);
 
 // Does the same with the rates of an H100 or of a CPU, depending on run.device. for_hopper: whether a GPU of the run
-// may be Hopper's, whose kernels need the most scratch; as counts_for_hopper() in device/gpus_found.h returns it.
+// may be Hopper's, whose kernels need other scratch; as counts_for_hopper() in device/gpus_found.h returns it.
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper);
 
 }  // namespace moebius

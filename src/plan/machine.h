@@ -62,7 +62,7 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
-  // Returns whether memory is counted for the kernels of Hopper GPUs, which need the most scratch. Without a capability
+  // Returns whether memory is counted for the kernels of Hopper GPUs, which need other scratch. Without a capability
   // they may run, except on a GPU with products in 4 bits, which no Hopper GPU has.
   bool counts_for_hopper() const { return capability == 90 || (capability == 0 && nvfp4_tflops == 0); }
   // Returns whether this is a GPU that runs the kernels for Hopper. fp8_tflops is their rate in 8 bits, and does not

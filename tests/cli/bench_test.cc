@@ -194,6 +194,21 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
   }
 }
 
+TEST(CliBench, PortableKernelsAreRefusedOnACpu) {
+  TestDir dir;
+  for (const char* workload : {"attention", "experts", "moe-layer", "dispatch"}) {
+    const std::vector<std::string> portable{"bench", workload, "--kernels", "portable"};
+    std::vector<std::string> on_cpu = portable;
+    on_cpu.insert(on_cpu.end(), {"--device", "cpu"});
+    for (const auto& words : {portable, on_cpu})
+      expect_refused(run_moebius(dir, words), 2,
+                     "--kernels: portable kernels are a GPU's, and this benchmark runs on the CPU; add --device cuda, "
+                     "or leave --kernels out");
+  }
+  expect_refused(run_moebius(dir, {"bench", "gemm", "--kernels", "portable"}), 2,
+                 "bench gemm: expected no --kernels, an option of attention, experts, moe-layer and dispatch only");
+}
+
 TEST(CliBench, MeaninglessValuesAreRefused) {
   TestDir dir;
   for (const char* exponent : {"-5", "nan", "inf", "1e4"})

@@ -24,6 +24,7 @@ struct Case {
   DispatcherKind dispatcher;
   Load load = Load::even;
   PipelineSpec pipeline = {};
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
 
@@ -42,6 +43,7 @@ double skew_of(Load load) {
 EngineSpec spec_of(const Case& c, DeviceKind device) {
   EngineSpec spec = expert_spec(c.mesh, c.dispatcher, device, DType::bf16);
   spec.pipeline = c.pipeline;
+  spec.kernels = c.kernels;
   if (c.load == Load::one) spec.model.top_k = 1;
   if (c.load == Load::capacity || c.load == Load::two_capacity) spec.balance.capacity_factor = 0.9;
   return spec;
@@ -62,6 +64,20 @@ const Case kCases[] = {
     {"etp2_ep2_direct_skewed", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::direct, Load::skewed},
     {"pp2_ep2_direct_two", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::direct, Load::two, {.layout = "Ett|tL"}},
 };
+
+// Every dispatcher, load and axis.
+std::vector<Case> portable_cases() {
+  std::vector<Case> cases;
+  for (Case c : kCases) {
+    const std::string name = c.name;
+    if (name == "ep2_direct" || name == "ep2_direct_skewed" || name == "ep4_direct_two_capacity" ||
+        name == "ep4_two_level" || name == "ep4_allgather_capacity")
+      continue;
+    c.kernels = KernelChoice::portable;
+    cases.push_back(c);
+  }
+  return cases;
+}
 
 class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
  protected:
@@ -95,7 +111,8 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
     };
     same("nothing", [](EngineSpec&) {});
     same("work during the exchange of rows", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::layer; });
-    if (c.dispatcher == DispatcherKind::direct) {
+    // Portable kernels do not compute a part of the rows.
+    if (c.dispatcher == DispatcherKind::direct && c.kernels == KernelChoice::automatic) {
       same("own rows during the exchange", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::batch_split; });
       same("the same, recomputed", [](EngineSpec& spec) {
         spec.expert_overlap = ExpertOverlap::batch_split;
@@ -138,8 +155,16 @@ TEST_P(ExpertsInBf16, ExecutionOptionsChangeNoBitOnAGpu) { on_gpu(expect_ways_ch
 TEST_P(ExpertsInBf16, RanksTrainTheModelOfOneRank) { on_cpu(expect_model_of_one_rank); }
 TEST_P(ExpertsInBf16, RanksTrainTheModelOfOneRankOnAGpu) { on_gpu(expect_model_of_one_rank); }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, ExpertsInBf16, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+class PortableExpertsInBf16 : public ExpertsInBf16 {};
+
+TEST_P(PortableExpertsInBf16, ExecutionOptionsChangeNoBitOnAGpu) { on_gpu(expect_ways_change_no_bit); }
+TEST_P(PortableExpertsInBf16, RanksTrainTheModelOfOneRankOnAGpu) { on_gpu(expect_model_of_one_rank); }
+
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
+  return fmt::format("{}_on_{}", info.param.name, info.param.ranks);
+}
+INSTANTIATE_TEST_SUITE_P(Everywhere, ExpertsInBf16, ::testing::ValuesIn(kCases), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Everywhere, PortableExpertsInBf16, ::testing::ValuesIn(portable_cases()), name_of_case);
 
 }  // namespace
 }  // namespace moebius

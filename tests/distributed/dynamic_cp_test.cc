@@ -123,10 +123,13 @@ Trained train_on(int ranks, const RunSpec& run) {
 // worst seen is 3e-7.
 constexpr double kTolerance = 128 * 0x1p-23;
 
-void expect_same(const Trained& got, const Trained& want) {
+// In bf16, of losses of 1 to 3.
+constexpr double kBf16Tolerance = 0x1p-5;
+
+void expect_same(const Trained& got, const Trained& want, double tolerance = kTolerance) {
   for (size_t step = 0; step < want.losses.size(); ++step) {
-    EXPECT_NEAR(got.losses[step], want.losses[step], kTolerance) << "step " << step;
-    EXPECT_NEAR(got.aux_losses[step], want.aux_losses[step], kTolerance) << "step " << step;
+    EXPECT_NEAR(got.losses[step], want.losses[step], tolerance) << "step " << step;
+    EXPECT_NEAR(got.aux_losses[step], want.aux_losses[step], tolerance) << "step " << step;
   }
 }
 
@@ -145,9 +148,42 @@ int64_t max_passes_of_a_graph(const Trained& trained) {
 
 std::set<int64_t> distinct(const std::vector<int64_t>& cps) { return {cps.begin(), cps.end()}; }
 
+const ParallelSpec kGpuLayouts[] = {
+    {.cp = 4, .cp_comm = CpComm::allgather},
+    {.cp = 4, .cp_comm = CpComm::ring},
+    {.cp = 2, .ep = 4, .cp_comm = CpComm::alltoall, .dispatcher = DispatcherKind::direct}};
+
 class DynamicCp : public ::testing::Test {
  protected:
   RunSpec run(const ParallelSpec& parallel) const { return run_of(prefix_, parallel); }
+  // In bf16, with widths in multiples of 8.
+  RunSpec wide_run(const ParallelSpec& parallel) const {
+    RunSpec wide = run(parallel);
+    wide.precision.compute = DType::bf16;
+    wide.model.vocab_size = 16;
+    wide.model.hidden_size = wide.model.moe_intermediate_size = 64;
+    wide.model.head_dim = 16;
+    wide.model.initializer_range = 0.1;
+    return wide;
+  }
+  static void expect_captured_and_eager(RunSpec on_gpus, const Trained& one, double tolerance) {
+    SCOPED_TRACE(static_cast<int>(on_gpus.parallel.cp_comm));
+    on_gpus.parallel.dynamic_cp = true;
+    on_gpus.device = DeviceKind::cuda;
+    std::vector<double> eager;
+    for (const bool graph : {false, true}) {
+      on_gpus.graph = graph;
+      const Trained got = train_on(4, on_gpus);
+      expect_same(got, one, tolerance);
+      if (!graph) eager = got.losses;
+      EXPECT_EQ(got.losses, eager);
+      const bool captures = graph && Accelerator::count() >= 4;
+      EXPECT_THAT(got.links, ::testing::EndsWith(captures ? "steps are CUDA graphs" : "steps are eager"));
+      if (captures) {
+        EXPECT_GT(max_passes_of_a_graph(got), 2) << "the first two are eager";
+      }
+    }
+  }
   TestDir dir_;
   std::string prefix_ = write_documents(dir_);
 };
@@ -187,28 +223,29 @@ TEST_F(DynamicCp, OnGpusHasTheLossesOfOneRank) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   const Trained one = train_on(1, run({}));
-  ParallelSpec beside_experts{.cp = 2, .ep = 4, .dispatcher = DispatcherKind::direct};
-  beside_experts.cp_comm = CpComm::alltoall;
-  for (const ParallelSpec& parallel : {ParallelSpec{.cp = 4, .cp_comm = CpComm::allgather},
-                                       ParallelSpec{.cp = 4, .cp_comm = CpComm::ring}, beside_experts}) {
-    SCOPED_TRACE(static_cast<int>(parallel.cp_comm));
-    std::vector<double> eager;
-    for (const bool graph : {false, true}) {
-      RunSpec on_gpus = run(parallel);
-      on_gpus.parallel.dynamic_cp = true;
-      on_gpus.device = DeviceKind::cuda;
-      on_gpus.graph = graph;
-      const Trained got = train_on(4, on_gpus);
-      expect_same(got, one);
-      if (!graph) eager = got.losses;
-      EXPECT_EQ(got.losses, eager);
-      const bool captures = graph && Accelerator::count() >= 4;
-      EXPECT_THAT(got.links, ::testing::EndsWith(captures ? "steps are CUDA graphs" : "steps are eager"));
-      if (captures) {
-        EXPECT_GT(max_passes_of_a_graph(got), 2) << "the first two are eager";
-      }
-    }
-  }
+  for (const ParallelSpec& parallel : kGpuLayouts) expect_captured_and_eager(run(parallel), one, kTolerance);
+}
+
+// In bf16, with widths that tensor cores take. A logit of this model is about 1, of which bf16 keeps 2^-9.
+TEST_F(DynamicCp, OnGpusPortableKernelsHaveTheLossesOfOneRank) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  const auto portable = [&](const ParallelSpec& parallel) {
+    RunSpec wide = wide_run(parallel);
+    wide.device = DeviceKind::cuda;
+    wide.kernels = KernelChoice::portable;
+    return wide;
+  };
+  const Trained one = train_on(1, portable({}));
+  for (const ParallelSpec& parallel : kGpuLayouts) expect_captured_and_eager(portable(parallel), one, kBf16Tolerance);
+}
+
+// The bound of the test above, where there is no GPU too.
+TEST_F(DynamicCp, InBf16HasTheLossesOfOneRank) {
+  const Trained one = train_on(1, wide_run({}));
+  RunSpec dynamic = wide_run({.cp = 4, .cp_comm = CpComm::ring});
+  dynamic.parallel.dynamic_cp = true;
+  expect_same(train_on(4, dynamic), one, kBf16Tolerance);
 }
 
 // Capacity looks at the tokens of a whole micro-batch in their order, and jitter is drawn by a token's place. So

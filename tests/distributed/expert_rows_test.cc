@@ -17,12 +17,14 @@ struct Case {
   PipelineSpec pipeline = {};
   // The bias of the first two experts, both of the first rank. At 100 they get every token; at 1 most.
   double skew = 1;
+  KernelChoice kernels = KernelChoice::automatic;  // of a GPU
 };
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name << " on " << c.ranks << " ranks"; }
 
 EngineSpec spec_of(const Case& c, DeviceKind device, DType compute) {
   EngineSpec spec = expert_spec(c.mesh, c.dispatcher, device, compute);
   spec.pipeline = c.pipeline;
+  spec.kernels = c.kernels;
   return spec;
 }
 
@@ -49,6 +51,18 @@ const Case kCases[] = {
      100},
 };
 
+// Every dispatcher, a pipeline of each kind, and loads of each kind.
+std::vector<Case> portable_cases() {
+  std::vector<Case> cases;
+  for (Case c : kCases) {
+    const std::string name = c.name;
+    if (name == "ep4_direct" || name == "ep4_allgather_all" || name == "pp2_ep2_direct_all") continue;
+    c.kernels = KernelChoice::portable;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
 class ExpertRowBudgets : public ::testing::TestWithParam<Case> {
  protected:
   // The rows of one step fit the first budget of a pass, where experts are even. 1e-9: one page for each pass.
@@ -74,6 +88,16 @@ class ExpertRowBudgets : public ::testing::TestWithParam<Case> {
     spec.recompute.expert_up = true;  // rows of the layer that runs alone have a budget
     expect_same(train_experts(world, spec, skew), unbounded);
   }
+
+  static void expect_budgets_change_no_bit_on_a_gpu() {
+    const std::string why = Accelerator::why_missing();
+    if (!why.empty()) GTEST_SKIP() << why;
+    const Case& c = GetParam();
+    run_ranks(c.ranks, [&](Transport& world) {
+      expect_budgets_change_no_bit(world, spec_of(c, DeviceKind::cuda, DType::bf16),
+                                   c.dispatcher != DispatcherKind::alltoall);
+    });
+  }
 };
 
 TEST_P(ExpertRowBudgets, ChangeNoBit) {
@@ -84,18 +108,17 @@ TEST_P(ExpertRowBudgets, ChangeNoBit) {
   });
 }
 
-TEST_P(ExpertRowBudgets, ChangeNoBitOnAGpu) {
-  const std::string why = Accelerator::why_missing();
-  if (!why.empty()) GTEST_SKIP() << why;
-  const Case& c = GetParam();
-  run_ranks(c.ranks, [&](Transport& world) {
-    expect_budgets_change_no_bit(world, spec_of(c, DeviceKind::cuda, DType::bf16),
-                                 c.dispatcher != DispatcherKind::alltoall);
-  });
-}
+TEST_P(ExpertRowBudgets, ChangeNoBitOnAGpu) { expect_budgets_change_no_bit_on_a_gpu(); }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, ExpertRowBudgets, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
+class PortableExpertRowBudgets : public ExpertRowBudgets {};
+
+TEST_P(PortableExpertRowBudgets, ChangeNoBitOnAGpu) { expect_budgets_change_no_bit_on_a_gpu(); }
+
+std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
+  return fmt::format("{}_on_{}", info.param.name, info.param.ranks);
+}
+INSTANTIATE_TEST_SUITE_P(Everywhere, ExpertRowBudgets, ::testing::ValuesIn(kCases), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Everywhere, PortableExpertRowBudgets, ::testing::ValuesIn(portable_cases()), name_of_case);
 
 }  // namespace
 }  // namespace moebius

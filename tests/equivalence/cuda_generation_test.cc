@@ -19,17 +19,20 @@ TEST(OnGpuGeneration, PromptInChunksGivesTheSameLogits) {
   if (!why.empty()) GTEST_SKIP() << why;
   std::vector<int32_t> prompt(40);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i * 7 % 61);
-  const auto logits_with = [&](int64_t chunk) {
-    EngineSpec spec = generation_engine_spec(tiny_model(), DType::f32, 48, 2, chunk);
-    spec.device = DeviceKind::cuda;
-    Engine engine(spec);
-    initialised(engine);
-    std::vector<float> logits(61);
-    feed_tokens(engine, prompt, 0, logits);
-    return logits;
-  };
-  const std::vector<float> whole = logits_with(48), chunks = logits_with(3);
-  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(chunks[i], whole[i], 1e-4) << i;
+  for (const KernelChoice kernels : {KernelChoice::automatic, KernelChoice::portable}) {
+    const auto logits_with = [&](int64_t chunk) {
+      EngineSpec spec = generation_engine_spec(tiny_model(), DType::f32, 48, 2, chunk);
+      spec.device = DeviceKind::cuda;
+      spec.kernels = kernels;
+      Engine engine(spec);
+      initialised(engine);
+      std::vector<float> logits(61);
+      feed_tokens(engine, prompt, 0, logits);
+      return logits;
+    };
+    const std::vector<float> whole = logits_with(48), chunks = logits_with(3);
+    for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(chunks[i], whole[i], 1e-4) << i << name_of(kernels);
+  }
 }
 
 // The first chunk of a prompt uses cuDNN or the kernels of one architecture, and later chunks use

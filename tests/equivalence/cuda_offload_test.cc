@@ -135,22 +135,26 @@ INSTANTIATE_TEST_SUITE_P(Ways, OffloadOnGpu, ::testing::ValuesIn(kWays),
 TEST(OffloadOnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  EngineSpec spec = wide_spec_on(DeviceKind::cuda, DType::bf16, true);
-  spec.model.vocab_size = 300'000;
-  spec.model.num_layers = 8;
-  spec.model.moe_layers.assign(8, true);
-  spec.offload.tensors.layer = true;
-  EngineSpec dry_run = spec;
-  dry_run.device = DeviceKind::null;
-  Engine counted(dry_run);
-  const int64_t predicted = counted.device_memory().total_bytes();
-  Engine engine(spec);
-  EXPECT_EQ(engine.device_memory().total_bytes(), predicted);
-  EXPECT_EQ(engine.plan().bytes(Life::host), counted.plan().bytes(Life::host));
-  train(initialised(engine), 4);
-  engine.sample_peak_memory();
-  EXPECT_LE(engine.peak_bytes(), 1.03 * static_cast<double>(predicted));
-  EXPECT_GE(engine.peak_bytes(), 0.97 * static_cast<double>(predicted) - (16 << 20));
+  for (const KernelChoice kernels : {KernelChoice::automatic, KernelChoice::portable}) {
+    SCOPED_TRACE(name_of(kernels));
+    EngineSpec spec = wide_spec_on(DeviceKind::cuda, DType::bf16, true);
+    spec.kernels = kernels;
+    spec.model.vocab_size = 300'000;
+    spec.model.num_layers = 8;
+    spec.model.moe_layers.assign(8, true);
+    spec.offload.tensors.layer = true;
+    EngineSpec dry_run = spec;
+    dry_run.device = DeviceKind::null;
+    Engine counted(dry_run);
+    const int64_t predicted = counted.device_memory().total_bytes();
+    Engine engine(spec);
+    EXPECT_EQ(engine.device_memory().total_bytes(), predicted);
+    EXPECT_EQ(engine.plan().bytes(Life::host), counted.plan().bytes(Life::host));
+    train(initialised(engine), 4);
+    engine.sample_peak_memory();
+    EXPECT_LE(engine.peak_bytes(), 1.03 * static_cast<double>(predicted));
+    EXPECT_GE(engine.peak_bytes(), 0.97 * static_cast<double>(predicted) - (16 << 20));
+  }
 }
 
 }  // namespace

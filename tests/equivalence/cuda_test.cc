@@ -246,6 +246,24 @@ class QuantisedOnGpu : public ::testing::Test {
   static EngineSpec spec(DeviceKind device, bool graph = true) {
     return quantised_on(device, PrecisionRecipe::fp8_block, graph);
   }
+  static void expect_eager_steps_and_those_of_the_cpu(PrecisionRecipe recipe, KernelChoice kernels) {
+    SCOPED_TRACE(fmt::format("{}, {}", name_of(recipe), name_of(kernels)));
+    const auto on_gpu = [&](bool graph) {
+      EngineSpec spec = quantised_on(DeviceKind::cuda, recipe, graph);
+      spec.kernels = kernels;
+      return spec;
+    };
+    Engine captured(on_gpu(true)), eager(on_gpu(false)), passes(on_gpu(false));
+    const std::vector<double> expected = train(initialised(captured), 4);
+    EXPECT_EQ(train(initialised(eager), 4), expected);
+    EXPECT_EQ(train_by_passes(initialised(passes), 4), expected);
+    EXPECT_EQ(masters(captured), masters(eager));
+    EngineSpec plain = spec(DeviceKind::cpu);
+    plain.precision = {.compute = DType::f32};
+    const auto gpu = losses_of(on_gpu(true)), cpu = losses_of(quantised_on(DeviceKind::cpu, recipe)),
+               exact = losses_of(plain);
+    EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact));
+  }
 };
 
 // A step quantises the weights once; passes on their own quantise them at each use.
@@ -274,20 +292,13 @@ TEST_F(QuantisedOnGpu, RecomputeAndFusionChangeNoBit) {
 // Each operand is quantised as on the CPU. Hopper multiplies those of fp8_tensor as they are; other products are
 // emulated in bf16.
 TEST_F(QuantisedOnGpu, OtherRecipesAreThoseOfEagerStepsAndOfTheCpu) {
-  EngineSpec plain = spec(DeviceKind::cpu);
-  plain.precision = {.compute = DType::f32};
-  const auto exact = losses_of(plain);
-  for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
-    Engine captured(quantised_on(DeviceKind::cuda, recipe)), eager(quantised_on(DeviceKind::cuda, recipe, false)),
-        passes(quantised_on(DeviceKind::cuda, recipe, false));
-    const std::vector<double> expected = train(initialised(captured), 4);
-    EXPECT_EQ(train(initialised(eager), 4), expected) << name_of(recipe);
-    EXPECT_EQ(train_by_passes(initialised(passes), 4), expected) << name_of(recipe);
-    EXPECT_EQ(masters(captured), masters(eager)) << name_of(recipe);
-    const auto gpu = losses_of(quantised_on(DeviceKind::cuda, recipe)),
-               cpu = losses_of(quantised_on(DeviceKind::cpu, recipe));
-    EXPECT_LE(rms_difference(gpu, exact), 2 * rms_difference(cpu, exact)) << name_of(recipe);
-  }
+  for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4})
+    expect_eager_steps_and_those_of_the_cpu(recipe, KernelChoice::automatic);
+}
+
+// All of its products are emulated.
+TEST_F(QuantisedOnGpu, ARecipeOnPortableKernelsIsThatOfEagerStepsAndOfTheCpu) {
+  expect_eager_steps_and_those_of_the_cpu(PrecisionRecipe::fp8_tensor, KernelChoice::portable);
 }
 
 // FP8 kernels and their emulation multiply the same numbers, and add them in another order.
@@ -441,25 +452,39 @@ TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   }
 }
 
-// One expert gets every token, and others get none. The captured step must not have kept a count.
+// Trains 4 steps, then makes the gates of all experts equal, so that experts 0 and 1 take all tokens and others get none.
+// Returns the losses of two more steps.
+std::vector<double> losses_of_one_sided_routing(const EngineSpec& spec) {
+  Engine engine(spec);
+  train(initialised(engine), 4);
+  Stream s = engine.stream();
+  for (const Param& p : engine.model().params().all()) {
+    if (p.spec.name.find(".gate.weight") == std::string::npos) continue;
+    const std::vector<std::byte> zeros(p.w.num_bytes());
+    copy_to_device(s, p.w.data, zeros.data(), p.w.num_bytes());
+  }
+  synchronize(s);
+  return train(engine, 2, 5);
+}
+
+// The captured step must not have kept a count.
 TEST(OnGpuRouting, ACapturedStepFollowsTheRouter) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  Engine gpu(wide_spec_on(DeviceKind::cuda, DType::f32)), cpu(wide_spec_on(DeviceKind::cpu, DType::f32));
-  for (Engine* engine : {&gpu, &cpu}) train(initialised(*engine), 4);
-  // The gates of all experts are equal, so scores are equal and experts 0 and 1 take all tokens.
-  for (Engine* engine : {&gpu, &cpu}) {
-    Stream s = engine->stream();
-    for (const Param& p : engine->model().params().all()) {
-      if (p.spec.name.find(".gate.weight") == std::string::npos) continue;
-      const std::vector<std::byte> zeros(p.w.num_bytes());
-      copy_to_device(s, p.w.data, zeros.data(), p.w.num_bytes());
+  const auto cpu = losses_of_one_sided_routing(wide_spec_on(DeviceKind::cpu, DType::f32));
+  for (const Way& way : kWays) {
+    SCOPED_TRACE(name_of(way));
+    EngineSpec captured = wide_spec_on(DeviceKind::cuda, way.compute);
+    captured.kernels = way.kernels;
+    EngineSpec eager = captured;
+    eager.graph = false;
+    const auto losses = losses_of_one_sided_routing(captured);
+    EXPECT_EQ(losses, losses_of_one_sided_routing(eager));
+    EXPECT_TRUE(std::isfinite(losses[1]));
+    if (way.compute == DType::f32) {
+      EXPECT_NEAR(losses[0], cpu[0], 1e-5 * cpu[0]);
     }
-    synchronize(s);
   }
-  const auto got = train(gpu, 1, 5), want = train(cpu, 1, 5);
-  EXPECT_NEAR(got[0], want[0], 1e-5 * want[0]);
-  for (Engine* engine : {&gpu, &cpu}) EXPECT_TRUE(std::isfinite(train(*engine, 1, 6)[0]));
 }
 
 }  // namespace

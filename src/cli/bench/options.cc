@@ -85,6 +85,14 @@ KernelChoice kernel_choice(const std::string& name) {
   MOEBIUS_FAIL(usage, "--kernels: expected auto or portable; got \"{}\"", name);
 }
 
+// Without --device a workload that takes --kernels runs on the CPU, which has no such choice.
+void check_kernels(const BenchOptions& o) {
+  MOEBIUS_CHECK(
+      usage,
+      o.spec.kernels == KernelChoice::automatic || device_kind(o.device.empty() ? "cpu" : o.device) == DeviceKind::cuda,
+      "--kernels: portable kernels are a GPU's, and this benchmark runs on the CPU; add --device cuda, or leave --kernels out");
+}
+
 }  // namespace
 
 void add_bench_options(Command& command, BenchOptions& o) {
@@ -172,6 +180,7 @@ void check_bench_options(const Command& command, BenchOptions& o) {
                 *o.runs);
   o.spec.routing.kind = routing_kind(o.routing);
   o.spec.kernels = kernel_choice(o.kernels);
+  check_kernels(o);
   o.spec.operands = operands_of(o.operands);
   MOEBIUS_CHECK(
       usage, o.spec.operands == PrecisionRecipe::none || o.shape.empty() || !bench_shape(o.shape).expert_biases,

@@ -82,4 +82,8 @@ bool cudnn_is_chosen_elsewhere(const AttentionFwd& a) {
   return a.kernels == AttentionKernels::chosen && has_hopper_kernel(a.q_THd, a.v_UGd) && cudnn_can(a);
 }
 
+bool cudnn_is_chosen_elsewhere(const AttentionBwd& a) {
+  return a.kernels == AttentionKernels::chosen ? cudnn_can_elsewhere(a) : cudnn_is_chosen(a);
+}
+
 }  // namespace moebius

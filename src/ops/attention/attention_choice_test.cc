@@ -76,12 +76,42 @@ TEST(AttentionChoice, PortableKernelsExcludeCudnnOnEveryGpu) {
   }
 }
 
+constexpr GpuKernels kHopper{.is_hopper = true}, kOther{.is_hopper = false};
+
+AttentionBwd bwd_of(int64_t rows, int64_t width, int64_t v_width, int64_t window = 0) {
+  const auto heads = [&](int64_t d) { return testing::null_tensor({8 * rows, 32, d}, DType::bf16); };
+  return {.q_THd = heads(width), .k_TGd = heads(width), .v_TGd = heads(v_width), .batch = 8, .window = window};
+}
+
 // Hopper's own kernels compute long sequences with heads of 64 and of 128.
 TEST(AttentionChoice, CudnnComputesMoreWhereHopperKernelsAreMissing) {
   const Tensor q = testing::null_tensor({int64_t{8} * 4096, 32, 128}, DType::bf16);
   const AttentionFwd fwd{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 8};
-  EXPECT_FALSE(uses_cudnn({.is_hopper = true}, fwd));
-  EXPECT_EQ(uses_cudnn({.is_hopper = false}, fwd), has_cudnn());
+  EXPECT_FALSE(uses_cudnn(kHopper, fwd));
+  EXPECT_EQ(uses_cudnn(kOther, fwd), has_cudnn());
+  for (const int64_t width : {32, 64, 128}) {
+    for (const int64_t window : {0, 256}) {
+      EXPECT_FALSE(uses_cudnn(kHopper, bwd_of(4096, width, width, window))) << width;
+      EXPECT_EQ(uses_cudnn(kOther, bwd_of(4096, width, width, window)), has_cudnn()) << width;
+    }
+  }
+}
+
+// cuDNN has none there, except that of latent heads on 10.x, which is not used.
+TEST(AttentionChoice, WideHeadsHaveNoBackwardPassOfCudnnElsewhere) {
+  for (const auto& [width, v_width] : {std::pair(136, 136), {160, 160}, {256, 256}, {192, 128}}) {
+    EXPECT_EQ(uses_cudnn(kHopper, bwd_of(4096, width, v_width)), has_cudnn() && width == v_width) << width;
+    EXPECT_FALSE(uses_cudnn(kOther, bwd_of(4096, width, v_width))) << width;
+  }
+}
+
+TEST(AttentionChoice, LongSequencesExceedTheWorkspaceOfCudnnElsewhere) {
+  EXPECT_EQ(uses_cudnn(kOther, bwd_of(16384, 128, 128)), has_cudnn());
+  EXPECT_FALSE(uses_cudnn(kOther, bwd_of(32768, 128, 128)));
+  EXPECT_FALSE(uses_cudnn(kOther, bwd_of(32, 128, 128)));
+  AttentionBwd own = bwd_of(4096, 128, 128);
+  own.kernels = AttentionKernels::own;
+  EXPECT_FALSE(uses_cudnn(kOther, own));
 }
 
 }  // namespace

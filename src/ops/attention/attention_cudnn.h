@@ -17,14 +17,18 @@ bool has_cudnn();
 // Returns whether cuDNN can compute the call with a bounded workspace. Returns false if has_cudnn() returns false.
 bool cudnn_can(const AttentionFwd& a);
 bool cudnn_can(const AttentionBwd& a);
+// Returns whether cuDNN has the call on GPUs other than Hopper too: heads of at most 128. If it refuses the call there
+// all the same, other kernels run it.
+bool cudnn_can_elsewhere(const AttentionBwd& a);
 // Returns whether cuDNN computes the call: it can, and a.kernels is cudnn, or is chosen and the table of
 // attention_choice.h prefers it. Depends on the arguments alone. Throws Error{usage} if a.kernels is cudnn and cuDNN
 // cannot compute the call.
 bool cudnn_is_chosen(const AttentionFwd& a);
 bool cudnn_is_chosen(const AttentionBwd& a);
-// Returns whether cuDNN computes the call on GPUs other than Hopper too, where Hopper GPUs have kernels of their own for
-// it: cudnn_is_chosen(), or the table leaves the call to those kernels and cuDNN can compute it.
+// Returns the same for GPUs other than Hopper, where nothing was measured. A forward pass: cudnn_is_chosen(), or the table
+// leaves the call to Hopper's own kernels and cuDNN can compute it. A backward pass: cuDNN supports it there.
 bool cudnn_is_chosen_elsewhere(const AttentionFwd& a);
+bool cudnn_is_chosen_elsewhere(const AttentionBwd& a);
 // Returns whether Hopper GPUs have kernels for heads of these widths: bf16, 64 or 128, or 192 with values of 128.
 // q and v: [rows, heads, width].
 bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd);

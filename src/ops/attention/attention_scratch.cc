@@ -14,14 +14,16 @@ int64_t planned_bytes(const Op& a, const Stream& s, const GpuKernels& on) {
   return counts_for_gpu ? cuda::scratch_bytes(a, on) : Op::scratch_bytes(a, s);
 }
 
-}  // namespace
-
-bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a) {
+template <class Op>
+bool chooses_cudnn(const GpuKernels& on, const Op& a) {
   if (on.are_portable()) return false;
   return on.is_hopper ? cudnn_is_chosen(a) : cudnn_is_chosen_elsewhere(a);
 }
 
-bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a) { return !on.are_portable() && cudnn_is_chosen(a); }
+}  // namespace
+
+bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a) { return chooses_cudnn(on, a); }
+bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a) { return chooses_cudnn(on, a); }
 
 int64_t planned_scratch_bytes(const AttentionFwd& a, const Stream& s, const GpuKernels& on) {
   return planned_bytes(a, s, on);

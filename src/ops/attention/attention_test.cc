@@ -6,6 +6,7 @@
 #include "device/gpu_limits.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_ref.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/attention/attention_testing.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/cpu/testing.h"
@@ -193,7 +194,8 @@ void AttentionTest::expect_backward() {
     testing::expect_close("dv", dv.values(), want.dv, 2 * eps + error_, error_);
   };
   expect_wanted();
-  if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen || !cudnn_is_chosen(a)) return;
+  if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen) return;
+  if (!uses_cudnn(gpu_kernels(s_), a)) return;
   // If cuDNN needs more scratch than is available, the other kernels run.
   a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
   ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));

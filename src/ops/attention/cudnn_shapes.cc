@@ -12,6 +12,9 @@ namespace {
 constexpr int64_t kMinRows = 64;
 // cuDNN supports heads of these widths.
 constexpr int kMinWidth = 32, kMaxWidth = 256;
+// On 8.x and 12.x cuDNN 9.19 has no backward pass of wider heads. On 10.x it has that of latent attention, which is not
+// used, since plans count the same scratch for all of these GPUs.
+constexpr int kMaxBwdWidthElsewhere = 128;
 
 // Returns the keys of a sequence, or of a part in which every query attends to all keys, or to all but those after it.
 // Returns nothing if cuDNN cannot mask the keys in this way.
@@ -91,6 +94,10 @@ bool cudnn_can(const AttentionBwd& a) {
   const cuda::AttentionSizes z = cuda::attention_sizes(a);
   const std::optional<cuda::CudnnKeys> keys = cuda::cudnn_keys(a);
   return keys && keys->rows == z.kv_rows && cuda::head_bytes(z) * (z.heads / z.kv_heads) <= cuda::kMaxWorkspaceBytes;
+}
+
+bool cudnn_can_elsewhere(const AttentionBwd& a) {
+  return cudnn_can(a) && std::max(a.q_THd.dim(2), a.v_TGd.dim(2)) <= cuda::kMaxBwdWidthElsewhere;
 }
 
 }  // namespace moebius

@@ -19,6 +19,7 @@ struct Planned {
   bool needs_cudnn;      // a build with CUDA and without cuDNN 9.19 predicts less memory
   int64_t memory_bytes;  // of the fullest rank
   double step_ms;
+  int capability = 90;  // of the GPU
 };
 
 const Planned kPlanned[] = {
@@ -66,13 +67,24 @@ const Planned kPlanned[] = {
      true,
      5880414208,
      48.3930721},
+    // with the code of cuDNN, and portable kernels alone
+    {"other_gpu", "bench_qwen3_30b_a3b_8layers.toml", {}, 1, true, 121011961856, 1402.14581, 80},
+    {"other_gpu_portable",
+     "bench_qwen3_30b_a3b_8layers.toml",
+     {"run.kernels=portable"},
+     1,
+     false,
+     121001476096,
+     1921.09784,
+     80},
 };
 
 // Returns a machine whose figures do not follow from measured runs, so that the next fit does not change them.
-PlanMachine unfitted_machine() {
+PlanMachine unfitted_machine(int capability) {
   PlanMachine m = machine("h100");
   m.of(PlanSystem::moebius).fill(0.7);
   m.spread = 0.02, m.layer_us = 300;
+  m.capability = capability;
   return m;
 }
 
@@ -84,7 +96,7 @@ TEST_P(EveryBuild, PredictsTheSameForAGpu) {
   const Planned& want = GetParam();
   if (want.needs_cudnn && !has_cudnn()) GTEST_SKIP() << "this build has CUDA and no cuDNN 9.19";
   PartLibrary parts;
-  const Prediction p = predict(parts, recipe(want.recipe, want.set), want.ranks, unfitted_machine(), {});
+  const Prediction p = predict(parts, recipe(want.recipe, want.set), want.ranks, unfitted_machine(want.capability), {});
   EXPECT_EQ(p.fullest_rank().total(), want.memory_bytes);
   EXPECT_NEAR(1e3 * p.step_s, want.step_ms, 1e-6 * want.step_ms) << fmt::format("{:.9g} ms", 1e3 * p.step_s);
 }

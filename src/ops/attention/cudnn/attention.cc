@@ -55,10 +55,10 @@ bool is_refusal_elsewhere(const Stream& s, fe::error_t status) {
   return status.is_bad() && !gpu_limits(s).is_hopper() && !is_out_of_memory(status.get_message());
 }
 
-void note_refusal_elsewhere(const Stream& s, const char* who, fe::error_t status) {
+// Notes on GPUs other than Hopper that portable kernels compute a call that cuDNN was chosen for.
+void note_refusal_elsewhere(const Stream& s, const char* who, const std::string& why) {
   if (gpu_limits(s).is_hopper()) return;
-  note_fallback_kernel(s, who,
-                       fmt::format("other kernels than cuDNN's, which has none here: {}", status.get_message()));
+  note_fallback_kernel(s, who, fmt::format("other kernels than cuDNN's, which has none here: {}", why));
 }
 
 constexpr int64_t kRefused = INT64_MAX;  // the workspace of a graph that was refused
@@ -167,7 +167,11 @@ class Cudnn {
   bool run(Stream& s, const Key& key, Pointers& pointers, void* workspace, int64_t workspace_bytes) {
     const char* who = key.backward ? "attention_bwd" : "attention_fwd";
     const Graph& g = find(s, key, who);
-    if (g.workspace_bytes > workspace_bytes) return false;
+    if (g.workspace_bytes > workspace_bytes) {
+      if (g.workspace_bytes != kRefused)
+        note_refusal_elsewhere(s, who, fmt::format("it asks for {} bytes of workspace", g.workspace_bytes));
+      return false;
+    }
     check(cudnnSetStream(handle_, cuda_stream(s)), "cudnnSetStream");
     check(g.graph.execute(handle_, pointers, workspace), who, "execute");
     return true;
@@ -185,9 +189,9 @@ class Cudnn {
       describe_bwd(g->graph, key);
     else
       describe_fwd(g->graph, key);
-    const fe::error_t built = g->graph.build(handle_, {fe::HeurMode_t::A});
+    fe::error_t built = g->graph.build(handle_, {fe::HeurMode_t::A});
     if (is_refusal(built) || is_refusal_elsewhere(s, built)) {
-      note_refusal_elsewhere(s, who, built);
+      note_refusal_elsewhere(s, who, built.get_message());
       g->workspace_bytes = kRefused;
     } else {
       check(built, who, "build");
