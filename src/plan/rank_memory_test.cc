@@ -260,9 +260,9 @@ TEST(RankMemories, LongSequenceStackHoldsNoProjectionWhileOtherOpsRun) {
 
 // A shared expert of this width has 30 GiB of scratch for all rows, and 7.5 for a chunk.
 TEST(RankMemories, SharedExpertOfALongSequenceHasScratchForAChunk) {
-  RunSpec run = load_run_spec(kRecipes + "bench_qwen3_30b_a3b_128k.toml", {"memory.recompute=[\"layer\"]"});
-  run.model.shared_intermediate_size = 20480;
-  const EngineSpec spec = planned_engine_spec(run, 1);
+  const RunSpec run = load_run_spec(kRecipes + "bench_qwen3_30b_a3b_128k.toml", {"memory.recompute=[\"layer\"]"});
+  EngineSpec spec = planned_engine_spec(run, 1);
+  spec.model.shared_intermediate_size = 20480;
   PartLibrary library;
   LayoutParts parts(library, spec);
   const RankMemory memory = rank_memory(parts, stages_of(spec), pipeline_use(spec.pipeline, 1, 0), 0);
