@@ -299,6 +299,17 @@ TEST_F(BenchCheckMoe, AQuantisedLayerHasItsOwnBounds) {
   }
 }
 
+// Layers whose tokens choose two experts or eight, with the widths of models divided by 16 or 32.
+TEST(BenchMoeLayer, ShapesOfModelsPassQuantised) {
+  for (const auto& [shape, divisor] : {std::pair{"mixtral-8x7b", 32}, {"olmoe", 16}, {"deepseek-v3-8-local", 32}}) {
+    for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
+      const BenchReport report =
+          bench_moe_layer({.threads = 2, .runs = 1, .scale = 1.0 / divisor, .shape = shape, .operands = recipe});
+      EXPECT_EQ(report.lines.size(), 8u) << shape;
+    }
+  }
+}
+
 // Bounds above a third would not tell a result without one of eight experts.
 TEST(BenchMoeBounds, AreBelowAThird) {
   for (const auto recipe : {PrecisionRecipe::none, PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {

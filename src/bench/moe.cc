@@ -116,6 +116,7 @@ class MoeBench {
     const BenchMoeLayer& layer = *layers_.front().layer;
     return {.shape = shape_,
             .is_routed = is_routable_,
+            .is_quantised = has_recipe(),
             .x_TD = layer.x_TD,
             .dy_TD = layer.dy_TD,
             .w1_e2FD = layer.w1_e2FD(),

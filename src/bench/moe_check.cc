@@ -18,6 +18,16 @@ std::vector<int64_t> columns_of(const MoeInputs& in) {
   return columns;
 }
 
+// Two tokens. Gradients of a token's K logits have the sum 0, and may all be near 0 by chance. Errors of bf16 are small
+// beside those too. Those of a quantised layer are not, so at least eight independent gradients are checked.
+std::vector<int64_t> tokens_of(const MoeInputs& in) {
+  const int64_t T = in.shape.T();
+  std::vector<int64_t> tokens{T / 2, T - 1};
+  const int64_t more = in.is_quantised ? div_ceil(8, std::max<int64_t>(1, in.shape.K - 1)) - 2 : 0;
+  for (int64_t i = 0; i < more; ++i) tokens.push_back(i * (T / 2) / more);
+  return tokens;
+}
+
 }  // namespace
 
 MoeBounds MoeBounds::of(PrecisionRecipe recipe) {
@@ -34,7 +44,7 @@ MoeBounds MoeBounds::of(PrecisionRecipe recipe) {
 
 MoeCheck::MoeCheck(Stream& s, const MoeInputs& in) : in_(in), columns_(columns_of(in)) {
   const int64_t T = in.shape.T();
-  for (const int64_t t : {T / 2, T - 1}) tokens_.push_back(token(s, t));
+  for (const int64_t t : tokens_of(in)) tokens_.push_back(token(s, t));
   const HostRows x(s, in_.x_TD, 0, T), dy(s, in_.dy_TD, 0, T);
   choose_expert(HostRows(s, in_.topk_TK, 0, T), x);
   const double of_column = 3.0 * static_cast<double>(in.shape.D) * static_cast<double>(row_token_.size());

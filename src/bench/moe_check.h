@@ -11,6 +11,7 @@ struct MoeInputs {
   BenchShape shape;
   // If true, a router chose by the logits x[t, 0 .. E). Otherwise all weights are 1 / K. With a router E < D.
   bool is_routed = true;
+  bool is_quantised = false;            // results of a quantised layer are checked too, in more tokens
   Tensor x_TD, dy_TD, w1_e2FD, w2_eDF;  // bf16
   Tensor topk_TK;                       // the experts that the layer chose
 };
@@ -29,8 +30,8 @@ struct MoeInputs {
 //     dw1   hypot(1.25 e, g, g)    the same dh, then dh^T x
 //     dw2   hypot(1.44 e, g)       a, then dy^T a
 //     dx_of_logits hypot(1.44 e, g), relative to the terms of dweight: a, and W2^T dy
-// A bound is twice this: at least 32 random errors do not exceed it by chance. For the logits, of which a small shape
-// checks four, it is three times this. y or dx without one of eight experts errs by 0.35, more than any bound.
+// A bound is twice this: at least 32 random errors do not exceed it by chance. For the logits, of which eight may be
+// checked, it is three times this. y or dx without one of eight experts errs by 0.35, more than any bound.
 struct MoeBounds {
   double y, dx, dx_of_logits, dw1, dw2;
   static MoeBounds of(PrecisionRecipe recipe);
