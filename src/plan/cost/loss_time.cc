@@ -31,8 +31,7 @@ double seconds_of(const TimeContext& c, const OpWork& op, const Product& p, bool
   const double tiles = std::ceil(p.rows / kTile) * std::ceil(p.columns / kTile);
   const CriticalPath loads{.loads = std::ceil(p.terms / kTermsOfLoad)};
   const double idle = std::max(1.0, c.machine.multiprocessors / tiles);
-  return tiles < c.machine.multiprocessors ? seconds * idle + loads.seconds()
-                                           : std::hypot(seconds, loads.seconds());
+  return tiles < c.machine.multiprocessors ? seconds * idle + loads.seconds() : std::hypot(seconds, loads.seconds());
 }
 
 }  // namespace

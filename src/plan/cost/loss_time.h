@@ -7,7 +7,7 @@ namespace moebius {
 
 // The loads of a product's block with rows that are not whole vectors of 8 elements: asynchronous copies take 4 bytes
 // or more, so it loads each step of this many terms before it multiplies. An assumption about cuBLASLt's kernels.
-inline constexpr double kTermsOfLoad = 32;
+inline constexpr double kTermsOfLoad = 16;
 
 // Returns the seconds of the kernels of lm_loss, lm_logits_block or lm_loss_block of Moebius on a GPU, one after another
 // and without launches; 0 for other ops. The logits are written in f32, read by the loss, and their gradients written
