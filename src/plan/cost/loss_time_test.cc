@@ -81,7 +81,6 @@ TEST(OddLoss, IsThatOfTheRanksPartOfTheVocabulary) {
   EXPECT_LT(p.seconds("lm_logits_block", 1), 3 * p.product());
 }
 
-// Blocks of other tiles multiply while one loads.
 TEST(OddLoss, OfProductsThatFillTheGpuIsThatOfOthers) {
   Planned p = planned({"model.vocab_size=151937"});
   p.spec.model.hidden_size = 2048;
