@@ -332,7 +332,7 @@ void Predicting::add_update() {
   add_host_link(params, forward);
   const auto exchange = [&](const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets, GroupCall call,
                             double window) {
-    double all = 0;
+    double all = 0, memory_s = 0;
     AxisFigures seconds{};
     for (const auto& [axis, sent] : bytes) {
       const RankSpan span = span_of(spec_.mesh, axis);
@@ -343,13 +343,14 @@ void Predicting::add_update() {
       axes_[static_cast<size_t>(axis)].bytes += sent;
       result_.messages += calls * group_messages(span, call);
       all += s;
+      memory_s += memory_seconds(context_, span, call, sent);
     }
     const double hidden = spec_.overlap ? std::min(all, window) : 0;
     for (size_t i = 0; i < axes_.size(); ++i) {
       axes_[i].hidden_s += seconds[i] * (all > 0 ? hidden / all : 0);
       axes_[i].exposed_s += seconds[i] * (all > 0 ? 1 - hidden / all : 0);
     }
-    return all - hidden + taken_by_groups(context_.machine) * hidden;
+    return all - hidden + lost_beside(context_, hidden, all, memory_s);
   };
   const ShardedTime sharded = sharded_time(context_, parts_, layout_, slowest_);
   // Sums overlap with one pass of each micro-batch, gathers with two.
@@ -366,7 +367,7 @@ void Predicting::add_update() {
 void Predicting::add_sharded_layers(const ShardedTime& time) {
   const auto add = [&](const char* phase, const LayerExchange& e) {
     const double hidden = e.all_s - e.exposed_s;
-    result_.phases[phase] += e.exposed_s + taken_by_groups(context_.machine) * hidden;
+    result_.phases[phase] += e.exposed_s + lost_beside(context_, hidden, e.all_s, e.memory_s);
     result_.messages += e.messages;
     for (size_t i = 0; i < axes_.size() && e.all_s > 0; ++i) {
       axes_[i].bytes += e.bytes[i];

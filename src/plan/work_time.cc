@@ -5,6 +5,7 @@
 
 #include "comm/group_cost.h"
 #include "plan/cost/critical_path.h"
+#include "plan/cost/loss_time.h"
 #include "plan/cost/megatron_bytes.h"
 #include "plan/cost/multiprocessors.h"
 #include "plan/cost/row_exchange.h"
@@ -131,7 +132,7 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
                    idle_multiprocessors(c, op, {.flops = flops / calls, .bytes = bytes / calls});
   // Other blocks of a kernel work beside the longest chain of steps of one.
   seconds = std::hypot(seconds, calls * critical_path(c, op).seconds());
-  seconds = std::max(seconds, odd_loss_seconds(c, op, rate(c, op)));
+  if (const double loss = loss_seconds(c, op, rate(c, op), memory_rate(c)); loss > 0) seconds = loss;
   const int64_t kernels = op.calls * (c.machine.is_gpu ? op.kernels : 1);
   const double launches = static_cast<double>(kernels) * c.machine.kernel_us * 1e-6;
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
@@ -337,6 +338,15 @@ RankSpan span_of(const MeshShape& m, Axis axis) {
       return {m.world(), 1};
   }
   MOEBIUS_FAIL(internal, "span_of: an axis that is not known");
+}
+
+double memory_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
+  if (span.size <= 1 || !c.machine.is_gpu) return 0;
+  return 2 * wire_bytes / memory_rate(c) + sum_seconds(c, span, call, wire_bytes);
+}
+
+double lost_beside(const TimeContext& c, double hidden, double all, double memory_s) {
+  return all > 0 ? hidden * (taken_by_groups(c.machine) + memory_s / all) : 0;
 }
 
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {

@@ -55,6 +55,13 @@ inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / stat
 // other ranks, and its sums in rank order are a pass of their own over the parts that arrived.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
+// Returns the seconds of memory traffic of such a call on a GPU, which computing beside it loses: the bytes that it reads
+// to send and those that arrive, and sums in rank order.
+double memory_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
+// Returns the seconds that compute loses to the hidden part of exchanges that take `all` seconds: multiprocessors, and
+// memory_s seconds of memory traffic in all.
+double lost_beside(const TimeContext& c, double hidden, double all, double memory_s);
+
 // A figure of each axis; 0 where an axis has none.
 using AxisFigures = std::array<double, kNumAxes>;
 

@@ -71,10 +71,14 @@ Cost cost(const EmbeddingBwd& a) {
 
 // A GPU's products need many rows to be fast, above all dw, which each chunk reads and writes as a whole: So a chunk
 // has as many tokens as 4 GiB of logits and their derivatives hold.
-int64_t LmLoss::chunk(int64_t num_tokens, int64_t vocab, const Stream& s) {
+int64_t LmLoss::chunk(int64_t num_tokens, int64_t vocab, DeviceKind device) {
   int64_t rows = 1024;
-  while (s.target() == DeviceKind::cuda && rows < 8192 && 2 * rows * vocab * 6 <= int64_t{1} << 32) rows *= 2;
+  while (device == DeviceKind::cuda && rows < 8192 && 2 * rows * vocab * 6 <= int64_t{1} << 32) rows *= 2;
   return std::min(num_tokens, rows);
+}
+
+int64_t LmLoss::chunk(int64_t num_tokens, int64_t vocab, const Stream& s) {
+  return chunk(num_tokens, vocab, s.target());
 }
 
 void lm_loss(Stream& s, const LmLoss& a) {

@@ -50,7 +50,8 @@ struct LmLoss {
   Tensor x_TD, w_VD, target_T, weight_T;  // in; target i32, weight f32
   Tensor scale_1;  // in f32; if given, read instead of scale, so that each replay of a CUDA graph reads a new value
   float scale = 1.0f;
-  static int64_t chunk(int64_t num_tokens, int64_t vocab, const Stream& s);
+  static int64_t chunk(int64_t num_tokens, int64_t vocab, DeviceKind device);
+  static int64_t chunk(int64_t num_tokens, int64_t vocab, const Stream& s);  // on the device that s is for
 };
 void lm_loss(Stream& s, const LmLoss& a);
 Cost cost(const LmLoss& a);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "model/attention/token_runs.h"
 
@@ -105,28 +104,5 @@ CriticalPath critical_path(const TimeContext& c, const OpWork& op) {
 }
 
 CriticalPath norm_path(double tensors) { return {.loads = 2 * tensors, .on_chip = tensors * (2 * kLaneSteps + 3)}; }
-
-double odd_loss_seconds(const TimeContext& c, const OpWork& op, double rate) {
-  constexpr int64_t kVector = 8;
-  constexpr double kTile = 128;
-  const bool is_logits = op.name == "lm_logits_block", is_block = op.name == "lm_loss_block";
-  if (op.name != "lm_loss" && !is_logits && !is_block) return 0;
-  if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius || c.machine.multiprocessors <= 0) return 0;
-  const ModelSpec& m = c.spec.model;
-  const int64_t tp = c.spec.mesh.tp;
-  if (c.spec.precision.compute != DType::bf16 || m.vocab_size % (kVector * tp) == 0) return 0;
-  const double T = ceil_div(static_cast<double>(c.spec.shape.tokens()), kTile),
-               V = ceil_div(static_cast<double>(div_ceil(m.vocab_size, tp)), kTile),
-               D = ceil_div(static_cast<double>(m.hidden_size), kTile);
-  std::vector<double> tiles;  // of each product
-  if (!is_block) tiles.push_back(T * V);
-  if (!is_logits) tiles.insert(tiles.end(), {T * D, V * D});
-  double seconds = 0;
-  for (const double n : tiles) {
-    const double idle = c.machine.multiprocessors / n;
-    seconds += op.cost.flops / static_cast<double>(tiles.size()) / rate * (idle > 1 ? kVector * idle : 1);
-  }
-  return seconds;
-}
 
 }  // namespace moebius

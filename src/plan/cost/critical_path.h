@@ -28,12 +28,4 @@ CriticalPath critical_path(const TimeContext& c, const OpWork& op);
 // Returns the critical path of the gradient norm: one block adds the parts of each of `tensors` tensors, one after another.
 CriticalPath norm_path(double tensors);
 
-// Returns the least seconds of the products of the loss (lm_loss, lm_logits_block, lm_loss_block) in bf16 if the rank's
-// part of the vocabulary is not a multiple of 8, so that rows of logits are not whole vectors. Each element is then a
-// load of its own, and a block sums all terms of a tile of 128 x 128. Both are assumptions about cuBLASLt's kernels, and
-// were compared with the demo alone. So products whose tiles fill the GPU take no longer than others. The result is 0
-// for whole vectors and for other ops.
-// rate: FLOPs a second of products of whole vectors.
-double odd_loss_seconds(const TimeContext& c, const OpWork& op, double rate);
-
 }  // namespace moebius

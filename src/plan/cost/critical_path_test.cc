@@ -1,4 +1,4 @@
-// The longest chains of steps of small kernels, and products whose rows are not whole vectors.
+// The longest chains of steps of small kernels.
 #include "plan/cost/critical_path.h"
 
 #include <gtest/gtest.h>
@@ -79,40 +79,6 @@ TEST(CriticalPath, IsThatOfMoebiusOnAGpu) {
   Planned other = planned({});
   other.assume = parse_assumptions({"system=megatron"});
   EXPECT_EQ(critical_path(other.context(), call_of("route_fwd")).seconds(), 0);
-}
-
-constexpr double kFlops = 6e9, kRate = 6e14;
-
-double odd_seconds(const Planned& p, const char* op) {
-  return odd_loss_seconds(p.context(), call_of(op, kFlops), kRate);
-}
-
-// Rows of 257 logits begin at any element; the gradient of the weights has three tiles for 132 multiprocessors.
-TEST(OddLoss, TakesALoadForEachElement) {
-  const Planned odd = planned({}), even = planned({"model.vocab_size=264"});
-  EXPECT_EQ(odd_seconds(even, "lm_loss"), 0);
-  EXPECT_EQ(odd_seconds(odd, "gemm"), 0);
-  const double product = kFlops / 3 / kRate * 8;
-  EXPECT_NEAR(odd_seconds(odd, "lm_loss"), product * (132.0 / 96 + 132.0 / 32 + 132.0 / 3), 1e-12);
-  EXPECT_EQ(odd_seconds(planned({"precision.compute=\"f32\""}), "lm_loss"), 0);
-}
-
-// With tp the rank's part counts: 264 logits are whole vectors on one rank, and 132 of each of two are not.
-TEST(OddLoss, IsThatOfTheRanksPartOfTheVocabulary) {
-  Planned p = planned({"model.vocab_size=264"});
-  p.spec.mesh.tp = 2;
-  const double product = kFlops / kRate * 8;
-  EXPECT_NEAR(odd_seconds(p, "lm_logits_block"), product * 132.0 / 64, 1e-12);
-  EXPECT_NEAR(odd_seconds(p, "lm_loss_block"), product / 2 * (132.0 / 32 + 132.0 / 2), 1e-12);
-  p.spec.model.vocab_size = 272;
-  EXPECT_EQ(odd_seconds(p, "lm_logits_block"), 0);
-}
-
-// No measurement shows that products that fill the GPU take longer.
-TEST(OddLoss, OfProductsThatFillTheGpuIsThatOfOthers) {
-  Planned p = planned({"model.vocab_size=151937"});
-  p.spec.model.hidden_size = 2048;
-  EXPECT_NEAR(odd_seconds(p, "lm_loss"), kFlops / kRate, 1e-12);
 }
 
 double step_seconds(const char* name, const char* file, const std::vector<std::string>& set) {

@@ -34,7 +34,7 @@ LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
 // One exchange of a layer.
 struct Exchange {
   AxisFigures bytes{}, seconds{};
-  double messages = 0, all_s = 0;
+  double messages = 0, all_s = 0, memory_s = 0;
 };
 
 Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Sent>& sent, GroupCall call) {
@@ -49,6 +49,7 @@ Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Se
     e.seconds[i] = calls * group_seconds(c, span, call, of_axis.wire_bytes / calls);
     e.messages += calls * group_messages(span, call);
     e.all_s += e.seconds[i];
+    e.memory_s += memory_seconds(c, span, call, of_axis.wire_bytes);
   }
   return e;
 }
@@ -151,6 +152,7 @@ class ShardedStep {
       }
       all.messages += times[i] * of_layer[i].messages;
       all.all_s += times[i] * of_layer[i].all_s;
+      all.memory_s += times[i] * of_layer[i].memory_s;
     }
   }
   void gather_early(size_t i) {

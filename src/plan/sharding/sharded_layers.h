@@ -37,6 +37,7 @@ struct LayerExchange {
   double messages = 0;
   double all_s = 0;      // seconds that they take
   double exposed_s = 0;  // seconds that passes wait for them
+  double memory_s = 0;   // seconds of their memory traffic
 };
 
 struct ShardedTime {
