@@ -134,7 +134,7 @@ def borders(golden, name, amax, theirs):
 
 
 def floor(amax):
-    return Known("below 1e-4", amax <= 448 * SMALLEST_OF_DEEPSEEK / 2, SMALLEST_OF_DEEPSEEK)
+    return Known("1e-4 for smaller magnitudes", amax <= 448 * SMALLEST_OF_DEEPSEEK / 2, SMALLEST_OF_DEEPSEEK)
 
 
 def of_transformer_engine(golden, folder):
@@ -217,7 +217,7 @@ def of_deep_gemm(golden, folder):
 
 
 def of_deepseek(golden, folder):
-    """Triton's interpreter rounds to narrow floats otherwise than GPUs, so kernels store f32, and torch rounds."""
+    """Triton's interpreter truncates to bf16 and misrounds to E4M3, so kernels store f32, and torch rounds."""
     kernel = load("deepseek_kernel", folder / "inference/kernel.py")
 
     def act_quant(x, block_size, scale_format):
