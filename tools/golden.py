@@ -599,7 +599,9 @@ the global norm before clipping to 1; `exp_avg.{{name}}`, `exp_avg_sq.{{name}}` 
 `clip`, `weight_decay.{{name}}`.
 
 `quantize.safetensors`: quantised bytes and scales, by `tools/quantize_golden.py`, whose text says which formulas.
-`x`, `plain` and `whole` are the inputs, F32 [144,160]; the others are `NAME.data` and `NAME.scales`.
+`x`, `plain` and `whole` are the inputs, F32 [144,160]. `cases` [30,16,48] and `whole_cases` [11,16,48] are matrices at
+the borders of formats. The others are `NAME.data` and `NAME.scales`, with `NAME.tensor_scale` for NVFP4 and the
+converted `NAME.bf16` for weights.
 
 `tools/golden.py --check CASE OUT` compares an output of `moebius forward --grads` (and `--mtp` with the coefficient
 where there is one) with a case. Gates: logits within
