@@ -73,7 +73,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       wire_(c.precision, dtype_, D_) {
   emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
                      !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
-                     !c.model.expert_proj_bias && activation_ == GatedActivation{} && !c.quantize_stats;
+                     !c.model.expert_proj_bias && activation_ == GatedActivation{};
+  counts_ = c.quantize_stats != nullptr;
   saves_in_8_bits_ = saves_in_8_bits(c, !w1_precision_.is_plain() && !w2_precision_.is_plain());
   if (overlaps_ && !is_inference_ && c.expert_overlap == ExpertOverlap::batch_split) {
     const bool is_plain = w1_precision_.is_plain() && w2_precision_.is_plain() && !wire_.is_packed();
@@ -100,8 +101,8 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
   }
   saved.dh_R2F.declare(plan, prefix + ".dh", {R, 2 * F_}, dtype_);
   saved.sa_RF.declare(plan, prefix + ".sa", {R, F_}, dtype_);
-  saved.has_columns = emits_quantised_ && !rows_ && !plan.splits_backward() && !w1_precision_.has_plain_dw() &&
-                      w1_.has_grad && w2_.has_grad;
+  saved.has_columns = emits_quantised_ && !counts_ && !rows_ && !plan.splits_backward() &&
+                      !w1_precision_.has_plain_dw() && w1_.has_grad && w2_.has_grad;
   saved.tokens.declare(plan, prefix + ".tokens", {N, D_}, dtype_);
   saved.grads.declare(plan, prefix + ".grads", {N, D_}, dtype_);
   if (b2_) saved.weight_R.declare(plan, prefix + ".row_weight", {R}, DType::f32);
@@ -468,11 +469,11 @@ void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) cons
                                .rows = rows,
                                .dlow = saved.w1_dlow,
                                .tokens = tokens(step, saved.grad_rows, saved)};
-  DExpertUp op{
-      .dx_RD = dx_RD,
-      .dh_R2F = emits_quantised_ ? saved.dh_rows : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
-      .w1_e2FD = w1_operands_.w_for_dx(step),
-      .rows = rows};
+  DExpertUp op{.dx_RD = dx_RD,
+               .dh_R2F = emits_quantised_ && !counts_ ? saved.dh_rows
+                                                      : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+               .w1_e2FD = w1_operands_.w_for_dx(step),
+               .rows = rows};
   op.added = if_added(step, op, w1_adapter_.backward_term(step, saved.w1_dlow));
   if (!op.added.empty()) w1_adapter_.compute(step, op.added, adapted);
   run_expert_op(step, op, d_expert_up);

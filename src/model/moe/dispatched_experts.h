@@ -114,6 +114,7 @@ class DispatchedExperts final : public RoutedExperts {
   bool has_dropout_ = false;
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes
+  bool counts_ = false;           // log.precision: dh is quantised once more, where it is counted, to the same bits
   bool saves_in_8_bits_ = false;  // h
   const ExpertRows* rows_;        // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;

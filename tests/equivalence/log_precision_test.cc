@@ -1,4 +1,4 @@
-// log.precision on a GPU: the sums that quantising adds to, in whole steps.
+// log.precision: the sums that quantising adds to, in whole steps.
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"
@@ -24,6 +24,20 @@ std::vector<std::vector<double>> precision_sums(Engine& engine, int64_t steps, s
     engine.end_of_step();
   }
   return sums;
+}
+
+TEST(LogPrecision, SumsChangeNoBitOnACpu) {
+  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::mxfp8}) {
+    SCOPED_TRACE(name_of(recipe));
+    EngineSpec counts = quantised_on(DeviceKind::cpu, recipe, false);
+    Engine plain(counts);
+    counts.measures_precision = true;
+    Engine counting(counts);
+    std::vector<double> losses;
+    EXPECT_FALSE(precision_sums(initialised(counting), 3, losses).empty());
+    EXPECT_EQ(losses, train(initialised(plain), 3));
+    EXPECT_EQ(masters(counting), masters(plain));
+  }
 }
 
 // Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
