@@ -275,15 +275,14 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
   }
 }
 
-// A run takes one kernel for parts with short windows, and for heads of 64 with documents.
-TEST(AttentionBwdOnGpu, PartsWithWindowsAndNarrowHeadsWithDocumentsHaveFiveProducts) {
+// A run takes one kernel for parts with short windows, and for heads of 64 with documents in long sequences.
+TEST(AttentionBwdOnGpu, PartsWithWindowsAndLongSequencesOfDocumentsHaveFiveProducts) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);
   Stream s(*testing::accelerator(), pool);
   const Sizes part{1, 2000, 8, 4, 128, 128, 0, 700}, part_64{1, 2048, 8, 1, 64, 66, 0, 2048},
-      part_latent{1, 1000, 3, 3, 192, 194, 0, 333}, documents_64{8, 4096, 16, 2, 64, 0, 1024},
-      uneven_documents_64{3, 4000, 8, 4, 64, 0, 300}, documents_of_part_64{1, 4000, 8, 4, 64, 0, 900, 3000};
-  for (const Sizes& z : {part, part_64, part_latent, documents_64, uneven_documents_64, documents_of_part_64}) {
+      part_latent{1, 1000, 3, 3, 192, 194, 0, 333}, documents_64{1, 5000, 8, 2, 64, 0, 1024};
+  for (const Sizes& z : {part, part_64, part_latent, documents_64}) {
     SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
     Call call(s, z);
     const auto taken = call.backward(AttentionBwdPath::chosen), same = call.backward(AttentionBwdPath::one_kernel),

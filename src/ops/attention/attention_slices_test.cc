@@ -146,8 +146,8 @@ TEST(AttentionSlices, ThePathFollowsFromTheShape) {
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 1024}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 512}), kept_ds);
   EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64}), one_kernel);
-  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, true}), one_kernel);
-  EXPECT_EQ(bwd_path({8, 512, 64, 8, 64, 64, 0, true}), one_kernel);
+  EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 0, true}), recomputed);
+  EXPECT_EQ(bwd_path({8, 4097, 64, 8, 64, 64, 0, true}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 64, 8, 64, 64, 1024, true}), one_kernel);
   EXPECT_EQ(bwd_path({1, 32768, 64, 8, 64, 64, 0, true}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 128, 128, 192, 128}), one_kernel);
