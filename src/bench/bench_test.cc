@@ -17,7 +17,7 @@ namespace {
 // counts and compares.
 class Workload : public ::testing::TestWithParam<BenchReport (*)(const BenchSpec&)> {};
 
-TEST_P(Workload, IsTimedCountedAndRight) {
+TEST_P(Workload, ReportsTimesCostsAndCorrectResults) {
   for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
     const BenchReport report =
         GetParam()({.threads = 2, .runs = 2, .scale = 1.0 / 16, .shape = "bench-cpu", .routing = {.kind = kind}});
@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_atte
                          workload_name);
 
 // Operands that are quantised before give results that are near those of the numbers themselves.
-TEST(BenchExperts, OperandsOfARecipe) {
+TEST(BenchExperts, QuantisedOperandsGiveNearlyTheSameResults) {
   for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
     const BenchReport report = bench_experts({.threads = 2,
                                               .runs = 2,
@@ -85,7 +85,7 @@ TEST(BenchShapes, UnevenRoutesChooseAnExpertOnce) {
 }
 
 // The values are those that bench/peers/moe_shapes.py draws.
-TEST(BenchShapes, TheRuleOfTheRoutes) {
+TEST(BenchShapes, RowsPerExpertEqualThoseOfThePeerBenchmark) {
   const auto counts = [](const char* name, BenchRouting::Kind kind) {
     const BenchShape shape = bench_shape(name);
     const std::vector<int32_t> offsets = bench_rows(shape, bench_route(shape, {.kind = kind}).topk_TK).offsets_E1;
@@ -105,7 +105,7 @@ TEST(BenchShapes, UnknownNamesAreListed) {
                [] { bench_shape("warp"); });
 }
 
-TEST(BenchShapes, ARouterWouldChooseTheRoute) {
+TEST(BenchShapes, RoutesAreTheTopKOfTheirLogits) {
   const BenchShape shape = bench_shape("bench-cpu", 1.0 / 16);
   for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
     const BenchRoute route = bench_route(shape, {.kind = kind});

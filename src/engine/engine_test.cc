@@ -181,7 +181,7 @@ TEST(Engine, NamesTheOpsThatRunOnFallbackKernels) {
 }
 
 // Advice names what would change the memory and is not in use yet.
-TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
+TEST(MemoryAdvice, NamesOnlyUnusedSettingsThatWouldHelp) {
   MemoryPlan plan;
   Tensor w, kept;
   plan.declare(w, "w", {1 << 20}, DType::f32, Life::param);

@@ -5,7 +5,7 @@
 namespace moebius {
 namespace {
 
-TEST(MeasuredProduct, AreThoseOfTheNearestShape) {
+TEST(MeasuredProduct, IsThatOfTheNearestShape) {
   const MeasuredProduct* o = measured_product({.rows = 20000, .out = 2048, .in = 4000});
   ASSERT_NE(o, nullptr);
   EXPECT_EQ(o->shape.in, 4096);
@@ -15,7 +15,7 @@ TEST(MeasuredProduct, AreThoseOfTheNearestShape) {
   EXPECT_NEAR(experts->forward.ratio(), 0.715, 0.005);
 }
 
-TEST(MeasuredProduct, NoneOfShapesThatAreFarFromAllThatWereTimed) {
+TEST(MeasuredProduct, IsAbsentForShapesFarFromAllMeasuredOnes) {
   EXPECT_EQ(measured_product({.rows = 32768, .out = 128, .in = 128}), nullptr);
   EXPECT_EQ(measured_product({.rows = 1000, .out = 5120, .in = 2048}), nullptr);
   EXPECT_EQ(measured_product({.is_experts = true, .rows = 32768, .out = 5120, .in = 2048}), nullptr);

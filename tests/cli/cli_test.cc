@@ -471,7 +471,7 @@ TEST(CliRun, EveryCommandAcceptsTheFolderOfARun) {
 
 // -- doctor ----------------------------------------------------------------------------------------------
 
-TEST(CliRanks, NeedGpusIfTheirRecipeSays) {
+TEST(CliRanks, AreRefusedIfTheirRecipeNeedsMissingGpus) {
   if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: they would run";
   TestDir dir;
   expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",

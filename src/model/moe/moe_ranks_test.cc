@@ -284,7 +284,7 @@ TEST(QuantisedMoe, BlocksAreNotSplitOverRanks) {
 }
 
 // The gate or the up projection cannot be kept without the other, since they are one product.
-TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
+TEST(QuantisedMoe, GateAndUpAreKeptTogether) {
   EXPECT_THAT(
       construction_error({.precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.gate_proj.weight"}}}),
       ::testing::HasSubstr("precision.keep: expected patterns that match all parts of mlp.experts.gate_up_proj"));
