@@ -135,7 +135,7 @@ TEST(BenchStep, WeightsInEightBitsGiveTheSameBits) {
   EXPECT_EQ(eight_bits.masters_hash, compute.masters_hash);
 }
 
-TEST(Bench, DataSheetsOfHopper) {
+TEST(Bench, DatasheetRatesOfHopperGpusAreKnown) {
   EXPECT_EQ(datasheet_tflops("NVIDIA H200"), 989.4);
   EXPECT_EQ(datasheet_tflops("NVIDIA H100 80GB HBM3"), 989.4);
   EXPECT_EQ(datasheet_tflops("NVIDIA H100 PCIe"), 756.5);

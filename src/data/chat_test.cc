@@ -50,7 +50,7 @@ TEST(Chat, AConversationsColumnIsIgnoredIfThereIsAText) {
   EXPECT_EQ(read_document(R"({"text": "hi", "conversations": "c-17", "messages": null})", "a.jsonl:7").text, "hi");
 }
 
-TEST(Chat, TurnsOfATemplateThatMarksNone) {
+TEST(Chat, TurnsAreFoundWithoutGenerationBlocks) {
   EXPECT_EQ(turns(kPlain, kTwoTurns), "[b</s>][d</s>]");
   EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
       {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "1"},

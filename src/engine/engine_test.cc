@@ -212,7 +212,7 @@ TEST(MemoryAdvice, NamesOnlyUnusedSettingsThatWouldHelp) {
 
 // Kernels of cuDNN are part of the prediction where cuDNN takes this attention, unless the build has CUDA and no cuDNN. It takes
 // no heads of 16, and nothing on a Hopper GPU with run.kernels = "portable".
-TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
+TEST(DeviceMemory, CountsCudnnOnlyIfItComputesAttention) {
   const auto code_bytes = [](int64_t head_dim, DType dtype, KernelChoice kernels = KernelChoice::automatic) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},

@@ -276,7 +276,7 @@ TEST(CliTokenize, RoundTripsLineByLine) {
   EXPECT_NE(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "999\n").code, 0);
 }
 
-TEST(CliTokenize, AModelsTokenizer) {
+TEST(CliTokenize, UsesTheTokenizerOfAModelFolder) {
   TestDir dir;
   const std::string model = MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/llama2";
   std::filesystem::copy(model + "/tokenizer.json", dir.path("tokenizer.json"));

@@ -183,7 +183,7 @@ TEST_P(MoeSavedInEightBits, EqualsOneRank) {
 }
 
 // Rows are rounded, whatever their source: kept, recomputed, in pages of a budget, and beyond them.
-TEST_P(MoeSavedInEightBits, WhateverIsRecomputed) {
+TEST_P(MoeSavedInEightBits, RoundsKeptRecomputedAndSpilledRowsTheSameWay) {
   const auto run = [](const MoeCase& c) {
     std::map<int, Outcome> all;
     testing::on_moe_ranks(c, [&](const MoeRank& rank, int number) { all[number] = rank.outcome(); });
