@@ -21,7 +21,7 @@ namespace {
 // counts and compares.
 class Workload : public ::testing::TestWithParam<BenchReport (*)(const BenchSpec&)> {};
 
-TEST_P(Workload, IsTimedCountedAndRight) {
+TEST_P(Workload, ReportsTimesCostsAndCorrectResults) {
   for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
     const BenchReport report =
         GetParam()({.threads = 2, .runs = 2, .scale = 1.0 / 16, .shape = "bench-cpu", .routing = {.kind = kind}});
@@ -70,7 +70,7 @@ TEST(BenchAttention, HasALineForEachPathOnHopper) {
 }
 
 // Operands that are quantised before give results that are near those of the numbers themselves.
-TEST(BenchExperts, OperandsOfARecipe) {
+TEST(BenchExperts, QuantisedOperandsGiveNearlyTheSameResults) {
   for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor}) {
     const BenchReport report = bench_experts({.threads = 2,
                                               .runs = 2,
@@ -172,7 +172,7 @@ TEST(BenchShapes, UnevenRoutesChooseAnExpertOnce) {
 }
 
 // The values are those that bench/peers/moe_shapes.py draws.
-TEST(BenchShapes, TheRuleOfTheRoutes) {
+TEST(BenchShapes, RowsPerExpertEqualThoseOfThePeerBenchmark) {
   const auto counts = [](const char* name, BenchRouting::Kind kind) {
     const BenchShape shape = bench_shape(name);
     const std::vector<int32_t> offsets = bench_rows(shape, bench_route(shape, {.kind = kind}).topk_TK).offsets_E1;
@@ -192,7 +192,7 @@ TEST(BenchShapes, UnknownNamesAreListed) {
                [] { bench_shape("warp"); });
 }
 
-TEST(BenchShapes, ARouterWouldChooseTheRoute) {
+TEST(BenchShapes, RoutesAreTheTopKOfTheirLogits) {
   const BenchShape shape = bench_shape("bench-cpu", 1.0 / 16);
   for (const auto kind : {BenchRouting::Kind::balanced, BenchRouting::Kind::zipf}) {
     const BenchRoute route = bench_route(shape, {.kind = kind});
@@ -222,7 +222,7 @@ TEST(BenchStep, WeightsInEightBitsGiveTheSameBits) {
   EXPECT_EQ(eight_bits.masters_hash, compute.masters_hash);
 }
 
-TEST(Bench, DataSheetsOfHopper) {
+TEST(Bench, DatasheetRatesOfHopperGpusAreKnown) {
   EXPECT_EQ(datasheet_tflops("NVIDIA H200"), 989.4);
   EXPECT_EQ(datasheet_tflops("NVIDIA H100 80GB HBM3"), 989.4);
   EXPECT_EQ(datasheet_tflops("NVIDIA H100 PCIe"), 756.5);

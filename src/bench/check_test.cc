@@ -58,14 +58,14 @@ TEST(BenchCheck, TheLargestErrorOfALineCounts) {
   EXPECT_NEAR(line.largest_error(), 0.01, 1e-12);
 }
 
-TEST(BenchCheck, WhereNothingIsExpectedNothingMayCome) {
+TEST(BenchCheck, LargeValuesAreRefusedWhereZerosAreExpected) {
   BenchLine line{.name = "op"};
   check_sample(line, "dq", sample_of({1e-7, 0}, {0, 0}), kBf16Tolerance);
   expect_wrong("the result is wrong", [&] { check_sample(line, "dq", sample_of({0.1, 0}, {0, 0}), kBf16Tolerance); });
 }
 
 // The rounding of a difference's terms counts, but never a third of the difference.
-TEST(BenchCheck, DifferencesAreMeasuredByTheirTerms) {
+TEST(BenchCheck, ToleranceOfADifferenceIncludesRoundingOfItsTerms) {
   BenchSample near, zero;
   near.add(0.11, 0.1, 1.0);
   zero.add(0.0, 0.01, 1.0);
@@ -223,7 +223,7 @@ class BenchCheckMoe : public testing::Test {
   std::optional<MoeCheck> check_;
 };
 
-TEST_F(BenchCheckMoe, EachResultCounts) {
+TEST_F(BenchCheckMoe, AWrongValueInAnyResultIsRefused) {
   check_all();
   for (const float factor : {0.0f, 1.05f}) {
     for (const auto& [name, result] : {std::pair{"y", layer_.y_TD}, {"dx", layer_.dx_TD}}) {
@@ -250,7 +250,7 @@ TEST_F(BenchCheckMoe, GradientsAreThoseOfAllCalls) {
 }
 
 // The layer without its router omits the gradient through the logits.
-TEST_F(BenchCheckMoe, TheGradientThroughTheLogitsCounts) {
+TEST_F(BenchCheckMoe, AMissingGradientThroughTheLogitsIsRefused) {
   BenchLine line{.name = "moe"};
   layer_.forward(s_, true);
   layer_.backward(s_);
@@ -259,7 +259,7 @@ TEST_F(BenchCheckMoe, TheGradientThroughTheLogitsCounts) {
                [&] { check_->dx(s_, line, bounds_, layer_.dx_TD, /*with_router=*/true); });
 }
 
-TEST_F(BenchCheckMoe, AChoiceOfLesserExpertsIsRefused) {
+TEST_F(BenchCheckMoe, RoutesThatAreNotTheTopKAreRefused) {
   std::vector<int32_t> topk(layer_.topk_TK().numel());
   for (size_t i = 0; i < topk.size(); ++i)
     topk[i] = static_cast<int32_t>(i) % 2;  // experts 0 and 1 of 16, for every token
@@ -324,7 +324,7 @@ TEST(BenchMoeBounds, AreBelowAThird) {
 }
 
 // Nearly all tokens choose the same experts, with logits that differ widely.
-TEST(BenchMoeLayer, SteepRoutesPass) {
+TEST(BenchMoeLayer, VeryUnevenRoutingPassesTheCheck) {
   bench_moe_layer(
       {.threads = 1, .runs = 1, .scale = 1.0 / 16, .routing = {.kind = BenchRouting::Kind::zipf, .exponent = 50}});
 }

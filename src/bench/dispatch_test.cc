@@ -48,7 +48,7 @@ TEST(BenchDispatch, AllToAllSendsTheRowsForOthers) {
   }
 }
 
-TEST(BenchDispatch, UnevenExpertsMakeARankBusy) {
+TEST(BenchDispatch, ZipfRoutingRaisesTheLoadOfTheBusiestRank) {
   const DispatchBench r =
       bench(4, {.routing = {.kind = BenchRouting::Kind::zipf}, .dispatcher = DispatcherKind::alltoall});
   EXPECT_GT(r.busiest_over_mean, 1.1);

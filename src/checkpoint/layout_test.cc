@@ -137,7 +137,7 @@ const std::vector<Layout> kLayouts{{},
                                    {.tp = 5, .seed = 3},
                                    {.tp = 1, .dp = 7, .seed = 4}};
 
-TEST(CheckpointLayouts, AnyToAny) {
+TEST(CheckpointLayouts, AnyLayoutIsReadByAnyOther) {
   for (size_t i = 0; i < kLayouts.size(); ++i) {
     const TestDir dir;
     save(dir.path(), kLayouts[i], 3, i % 2);
@@ -264,7 +264,7 @@ TEST_P(RankedSave, DivergedReplicasAreFound) {
   EXPECT_EQ(CheckpointReader(dir.path("step-00000001")).tensors().at("w").pieces.size(), 1u);
 }
 
-TEST_P(RankedSave, AHoleIsFoundBeforeItCounts) {
+TEST_P(RankedSave, ASaveWithAMissingPieceIsNotPublished) {
   const TestDir dir;
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
     Control ranks(world);
@@ -279,7 +279,7 @@ TEST_P(RankedSave, AHoleIsFoundBeforeItCounts) {
   });
 }
 
-TEST(RankedStore, OneRunAFolderOnEveryRank) {
+TEST(RankedStore, EveryRankRefusesAFolderThatIsInUse) {
   const TestDir dir;
   const CheckpointStore other(dir.path(), 1, false);
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {

@@ -13,7 +13,7 @@ namespace {
 
 // Rank 0 may publish the folder as soon as it has seen the part: nothing in it is
 // touched after that.
-TEST(CheckpointParts, ThePartIsTheLastThingInItsFolder) {
+TEST(CheckpointParts, NothingIsWrittenAfterThePartFile) {
   const TestDir dir;
   for (int i = 0; i < 50; ++i) {
     const std::string folder = dir.path("unfinished"), published = dir.path("step" + std::to_string(i));

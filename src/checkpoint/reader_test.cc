@@ -51,7 +51,7 @@ class CheckpointRead : public testing::Test {
   std::string folder_ = dir_.path("step-00000012");
 };
 
-TEST_F(CheckpointRead, VerifyCounts) {
+TEST_F(CheckpointRead, VerifyReportsStepTensorsFilesAndBytes) {
   const VerifyReport report = verify_checkpoint(folder_);
   EXPECT_TRUE(report.ok());
   EXPECT_EQ(report.step, 12);
@@ -61,7 +61,7 @@ TEST_F(CheckpointRead, VerifyCounts) {
   EXPECT_EQ(report.bytes, static_cast<int64_t>(shards[0].size() + shards[1].size()));
 }
 
-TEST_F(CheckpointRead, ShapeAndDtypeMustBeThose) {
+TEST_F(CheckpointRead, RefusesAnotherNameShapeOrDtype) {
   const CheckpointReader reader(folder_);
   std::vector<float> other(6);
   reader.read("w", tensor_of(other.data(), {2, 3}));
@@ -78,7 +78,7 @@ TEST_F(CheckpointRead, ShapeAndDtypeMustBeThose) {
   expect_error(ErrorKind::usage, "expected CPU memory for \"w\"; got cuda", [&] { reader.read("w", elsewhere); });
 }
 
-TEST_F(CheckpointRead, AllMustBeAllAndNoMore) {
+TEST_F(CheckpointRead, ReadAllRefusesMissingUnexpectedAndDifferentTensors) {
   const CheckpointReader reader(folder_);
   std::vector<NamedTensor> into = tensors();
   into[1].name.back() = 'm';
@@ -196,7 +196,7 @@ TEST_F(CheckpointRead, ManifestThatPointsElsewhere) {
   refuse("expected files of this folder with a header inside; got \"../x\"");
 }
 
-TEST_F(CheckpointRead, PiecesThatAreNotAllOrNotOnce) {
+TEST_F(CheckpointRead, RefusesPiecesWithGapsOrOverlaps) {
   const std::string whole = read_file(path("manifest.json"));
   edit([](nlohmann::json& j) { j["tensors"]["w"]["pieces"].push_back(j["tensors"]["w"]["pieces"][0]); });
   refuse("expected pieces that hold each element of \"w\" once; got others: the ranges do not tile the block of it");
@@ -225,12 +225,12 @@ TEST_F(CheckpointRead, ThePreviousVersionIsReadable) {
   EXPECT_THAT(n_, ElementsAre(-1, 5));
 }
 
-TEST_F(CheckpointRead, ManifestThatIsNone) {
+TEST_F(CheckpointRead, RefusesAManifestWithoutMetadata) {
   edit([](nlohmann::json& j) { j.erase("meta"); });
   refuse("expected the manifest of a checkpoint; got ");
 }
 
-TEST_F(CheckpointRead, AFolderUnderAnotherStepIsNotTakenByItself) {
+TEST_F(CheckpointRead, NewestSkipsAFolderNamedAfterAnotherStep) {
   std::filesystem::rename(folder_, dir_.path("step-00000013"));
   std::vector<std::string> rejected;
   EXPECT_EQ(newest_checkpoint(dir_.path(), &rejected), std::nullopt);

@@ -138,7 +138,7 @@ TEST_P(Checkpoint, KeepZeroKeepsAll) {
   EXPECT_THAT(steps_in(path_), ElementsAre(0, 1, 2));
 }
 
-TEST_P(Checkpoint, ADamagedOneDoesNotCountAsKept) {
+TEST_P(Checkpoint, DamagedCheckpointsDoNotCountTowardsKeep) {
   CheckpointStore store(path_, 2, GetParam());
   save(store, 1);
   save(store, 2);
@@ -157,7 +157,7 @@ TEST_P(Checkpoint, AnAbandonedHistoryIsRemoved) {
   EXPECT_THAT(steps_in(path_), ElementsAre(5, 10));
 }
 
-TEST_P(Checkpoint, SettingAsideMovesAllOfThemToWhereNothingRemovesThem) {
+TEST_P(Checkpoint, CheckpointsThatAreSetAsideAreMovedAndNeverRemoved) {
   write_file_atomic(dir_.path("notes"), "mine");
   {
     CheckpointStore store(path_, 0, GetParam());
@@ -188,7 +188,7 @@ TEST_P(Checkpoint, SavingAStepAgainReplacesIt) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(path_), {}), 2);  // it and the lock
 }
 
-TEST_P(Checkpoint, TheNewestIsTheNewestComplete) {
+TEST_P(Checkpoint, NewestSkipsIncompleteCheckpoints) {
   CheckpointStore store(path_, 0, GetParam());
   for (int64_t step : {1, 2, 3, 4}) save(store, step);
   std::filesystem::remove(folder(4) + "/manifest.json");
@@ -259,7 +259,7 @@ TEST(CheckpointStoreErrors, TheErrorOfAnAsynchronousSaveComesWithTheNextSave) {
   EXPECT_THAT(steps_in(dir.path()), ElementsAre(4));
 }
 
-TEST(CheckpointStoreErrors, OneRunAFolder) {
+TEST(CheckpointStoreErrors, ASecondStoreOfAFolderIsRefused) {
   const TestDir dir;
   {
     CheckpointStore store(dir.path(), 2, true);
@@ -359,7 +359,7 @@ TEST(CheckpointPrune, WritesNothingToAFolderWithoutCheckpoints) {
   EXPECT_EQ(dir.num_files(), 0);
 }
 
-TEST(CheckpointPrune, NeedsAsManyThatVerify) {
+TEST(CheckpointPrune, OnlyCheckpointsThatVerifyCountAsKept) {
   const TestDir dir;
   {
     CheckpointStore store(dir.path(), 0, false);

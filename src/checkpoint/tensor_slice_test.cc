@@ -34,7 +34,7 @@ Dims elements_of(const TensorSlice& s) {
   return {all.begin() + s.begin, all.begin() + s.end};
 }
 
-TEST(TensorSlice, NamesThatNumpyTakes) {
+TEST(TensorSlice, NamesAreIndexExpressionsOfNumpy) {
   EXPECT_EQ(slice_name("w", whole_slice({3, 4})), "w");
   EXPECT_EQ(slice_name("w", slice({4, 6}, {0, 0, 4}, 0, 24)), "w");
   EXPECT_EQ(slice_name("w", slice({4, 6}, {0, 2, 2}, 0, 12)), "w[2:4]");
@@ -43,7 +43,7 @@ TEST(TensorSlice, NamesThatNumpyTakes) {
   EXPECT_EQ(slice_name("w", slice({4, 6}, {}, 5, 9)), "w.flat[5:9]");
 }
 
-TEST(TensorSlice, LegalIsInside) {
+TEST(TensorSlice, OnlySlicesInsideTheTensorAreLegal) {
   EXPECT_TRUE(is_legal(whole_slice({})));
   EXPECT_TRUE(is_legal(whole_slice({0, 7})));
   EXPECT_FALSE(is_legal(slice({-1}, {}, 0, 0)));
@@ -56,7 +56,7 @@ TEST(TensorSlice, LegalIsInside) {
   EXPECT_FALSE(is_legal(slice({4}, {}, 3, 2)));
 }
 
-TEST(TensorSlice, RunsAreAsFewAsCanBe) {
+TEST(TensorSlice, CommonRunsAreAsLongAsPossible) {
   const TensorSlice all = whole_slice({4, 6}), right = slice({4, 6}, {1, 3, 3}, 0, 12);
   EXPECT_THAT(common_runs(all, all), ElementsAre(CommonRun{0, 0, 24}));
   EXPECT_THAT(common_runs(right, right), ElementsAre(CommonRun{0, 0, 12}));
@@ -123,7 +123,7 @@ TEST(TensorSlice, AnyLayoutCoversTheSlicesOfAnyOther) {
   }
 }
 
-TEST(TensorSlice, APartitionThatLacksOrRepeatsIsFound) {
+TEST(TensorSlice, PartitionsWithGapsOrOverlapsAreFound) {
   std::mt19937 random(4);
   for (int round = 0; round < 400; ++round) {
     const Dims shape = random_shape(random);

@@ -89,7 +89,7 @@ TEST(Group, RefusesCountsThatDoNotFit) {
   EXPECT_THAT(text({1}, {1}, 2), HasSubstr("out must have the rows of in; got out f32[2, 2], in f32[4, 1]"));
 }
 
-TEST(Group, OverMessagesMovesOnlyCpuMemory) {
+TEST(Group, OverMessagesRefusesGpuMemory) {
   OneRank one;
   float x[2] = {};
   Tensor elsewhere = tensor_of(x, {2});
@@ -103,7 +103,7 @@ TEST(Group, OverMessagesMovesOnlyCpuMemory) {
   one.group->all_reduce_sum(null, Tensor{.shape = {2}, .device = DeviceKind::null});
 }
 
-TEST(Group, ThatIsStagedLeavesMemoryOfTheCpuToMessages) {
+TEST(Group, ThatIsStagedSendsCpuMemoryDirectly) {
   OneRank one;
   StagedGroup staged(std::move(one.group));
   float x[3] = {1, 2, 3}, y[3] = {};
@@ -115,7 +115,7 @@ TEST(Group, ThatIsStagedLeavesMemoryOfTheCpuToMessages) {
   EXPECT_THAT(usage_text([&] { (void)staged.send(one.s, tensor_of(x, {3}), 0); }), HasSubstr("sends to itself"));
 }
 
-TEST(Group, IsMadeByOneOfItsRanks) {
+TEST(Group, CanOnlyBeMadeByAMember) {
   OneRank one;
   EXPECT_THAT(usage_text([&] {
                 one.self->make_group("ep", {1, 2});
@@ -133,7 +133,7 @@ TEST(Mesh, OfOneRankHasEveryAxis) {
   }
 }
 
-TEST(Mesh, RefusesWhatItCannotHold) {
+TEST(Mesh, RefusesAShapeForAnotherNumberOfRanks) {
   EXPECT_THAT(usage_text([] { Mesh(MeshShape{.tp = 2, .etp = 2}); }),
               HasSubstr("mesh: a single rank must have tp*cp*dp*pp = 1; got 2*1*1*1 = 2"));
   EXPECT_THAT(usage_text([] { Mesh(MeshShape{.tp = 2}); }), HasSubstr("tp*cp*dp = 2*1*1 = 2, etp*ep*edp = 1*1*1 = 1"));

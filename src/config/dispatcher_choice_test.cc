@@ -146,7 +146,7 @@ TEST(DispatcherChoice, TwoLevelByNameIsRefusedWhereItCannotBe) {
   }
 }
 
-TEST(DispatcherChoice, ByNameItIsThatOneOrAnError) {
+TEST(DispatcherChoice, ANamedDispatcherIsUsedOrRefused) {
   EXPECT_EQ(resolve_dispatcher({.asked = DispatcherKind::allgather, .ep = 8, .top_k = 4}).name, "allgather");
   const DispatcherChoice choice = resolve_dispatcher({.asked = DispatcherKind::alltoall, .ep = 2, .top_k = 4});
   EXPECT_EQ(choice.kind, DispatcherKind::alltoall);
@@ -168,7 +168,7 @@ TEST(DispatcherChoice, ItsNamesAreRead) {
             "--dispatcher: expected auto, allgather, alltoall, direct or two_level; got pigeon");
 }
 
-TEST(DispatcherChoice, OfARun) {
+TEST(DispatcherChoice, IsResolvedFromTheRecipe) {
   const Sets above_top_k = {"parallel.ep=4", "run.device=cuda"};
   EXPECT_EQ(resolve_dispatcher(parse()).name, "local");
   EXPECT_EQ(resolve_dispatcher(parse({"parallel.ep=4"})).name, "alltoall");

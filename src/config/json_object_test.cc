@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(JsonObject, ComparesAsItsObjectAndNoneIsNotAnEmptyOne) {
+TEST(JsonObject, ComparesByValueAndAnAbsentOneIsNotEmpty) {
   const JsonObject none, empty = json::object(), one = json{{"a", 1}}, copy = one;
   EXPECT_FALSE(none);
   EXPECT_TRUE(empty);
@@ -24,7 +24,7 @@ TEST(JsonObject, ComparesAsItsObjectAndNoneIsNotAnEmptyOne) {
   EXPECT_EQ(copy->at("a"), 1);
 }
 
-TEST(JsonObject, IsNoOtherValue) {
+TEST(JsonObject, RefusesValuesThatAreNotObjects) {
   for (const json& value : {json(), json::array({1}), json("a")}) EXPECT_THROW(JsonObject{value}, Error);
 }
 

@@ -77,7 +77,7 @@ TEST(NumParameters, ReleasedModels) {
             671026404352 + 11507286016 + 2 * 7168 * 7168 + 3 * 7168);
 }
 
-TEST(NumParameters, OneByOne) {
+TEST(NumParameters, CountEachTensorOfATinyModel) {
   ModelSpec m = tiny_model();
   // embedding and head, final norm; per layer q, k, v, o, norms of heads and of the layer.
   const int64_t base = 2 * 11 * 12 + 12 + 3 * (12 * (8 + 4 + 4 + 8) + 2 * 4 + 2 * 12);

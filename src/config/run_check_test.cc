@@ -12,7 +12,7 @@ using testing::HasSubstr;
 
 TEST(Check, SmallestRecipePasses) { EXPECT_NO_THROW(parse().check(1)); }
 
-TEST(Check, RangesHoldForSpecsThatNoRecipeWrote) {
+TEST(Check, RangesAreCheckedForSpecsThatWereChangedInCode) {
   RunSpec spec = parse();
   spec.optimizer.lr = 0;
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { spec.check(1); }),
@@ -23,7 +23,7 @@ TEST(Check, RangesHoldForSpecsThatNoRecipeWrote) {
               HasSubstr("precision.compute must be \"f32\" or \"bf16\""));
 }
 
-TEST(Check, NamesAllThatIsMissingAtOnce) {
+TEST(Check, OneErrorListsAllMissingKeys) {
   const auto text = [](const std::string& recipe) {
     return error_text(ErrorKind::usage, [&] { parse_run_spec(recipe, "r.toml", {}).check(1); });
   };
@@ -82,7 +82,7 @@ TEST(Check, RecipesOfPrecision) {
 }
 
 // Seven ranks of experts are wrong whatever the batch.
-TEST(Check, TheModelBeforeTheBatch) {
+TEST(Check, ErrorsOfTheModelComeBeforeThoseOfTheBatch) {
   EXPECT_THAT(check_error({"parallel.ep=7"}, 7),
               HasSubstr("parallel.ep must divide model.num_experts = 4; got 7; the nearest for 7 ranks is 1"));
 }
@@ -474,7 +474,7 @@ TEST(CheckTrainable, NamesMissingTrainingKeys) {
   EXPECT_NO_THROW(parse({"run.dir=d", "data.train=[\"p\"]"}).check_trainable());
 }
 
-TEST(CheckTrainable, TheTraceHasAFolder) {
+TEST(CheckTrainable, FolderOfTheTraceMustExistAndBeWritable) {
   const auto run = [](const std::string& trace) {
     return parse({"run.dir=d/e", "data.train=[\"p\"]", "log.trace=" + trace});
   };

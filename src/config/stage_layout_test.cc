@@ -23,7 +23,7 @@ std::string error_of(const StageLayoutRequest& request) {
   return "none";
 }
 
-TEST(StageLayout, WithoutAStringIsEven) {
+TEST(StageLayout, WithoutAStringLayersAreSpreadEvenly) {
   const StageLayout layout = stage_layout({.num_ranks = 2, .num_virtual = 2, .num_layers = 12, .num_mtp = 1});
   EXPECT_EQ(print(layout), "E t*3 | t*3 | t*3 | t*3 m L");
   EXPECT_EQ(layout.num_virtual(), 2);
@@ -60,7 +60,7 @@ TEST(StageLayout, ReadsGroupsAndRepeats) {
             "E t | t | t*2 | t | t | t*3 L");
 }
 
-TEST(StageLayout, NamesTheCharacter) {
+TEST(StageLayout, ErrorsNameTheInvalidCharacter) {
   const auto error = [](const std::string& text) { return error_of({.text = text, .num_layers = 4}); };
   EXPECT_EQ(error("E t*2 x L"),
             "parallel.layout: expected E, t, m, L, |, ( ), or *n at character 7; got 'x' in \"E t*2 x L\"");
@@ -76,7 +76,7 @@ TEST(StageLayout, NamesTheCharacter) {
   EXPECT_THAT(error("Et*99999999999999999999999"), HasSubstr("more than 100000 letters"));
 }
 
-TEST(StageLayout, NamesTheStage) {
+TEST(StageLayout, ErrorsNameTheInvalidStage) {
   const auto error = [](const std::string& text) {
     return error_of({.text = text, .num_ranks = 2, .num_layers = 4, .num_mtp = 2});
   };

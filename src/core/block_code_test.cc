@@ -26,7 +26,7 @@ TEST(BlockCodes, HaveTheValuesOfTheirDefinition) {
   EXPECT_EQ(kCodeValues.with_sign[127], 1.0f);
 }
 
-TEST(BlockCodes, EveryCodeIsItself) {
+TEST(BlockCodes, EncodingADecodedCodeReturnsTheCode) {
   for (const float scale : {1.0f, 0.75f, 3e-12f, 1e30f}) {
     for (int k = 0; k < 256; ++k) {
       const auto bits = static_cast<uint8_t>(k);
@@ -100,7 +100,7 @@ TEST(BlockCodes, ZeroHasOneCode) {
 }
 
 // The mean of n draws has a deviation of at most half a step / sqrt(n); five of them are allowed.
-TEST(BlockCodes, DrawsKeepTheMean) {
+TEST(BlockCodes, StochasticRoundingKeepsTheMean) {
   const Rng rng(7, RngSite::bench);
   for (const float x : {0.9012f, 0.2345f, 0.0123f, 4e-5f}) {
     constexpr int kNum = 40000;
@@ -123,7 +123,7 @@ TEST(BlockCodes, ASecondMomentAboveZeroStaysAboveZero) {
   EXPECT_EQ(encoded(BlockCode::without_sign, kCodeValues, 0, 0, 0), 0);
 }
 
-TEST(BlockCodes, ABlockHasTheScaleOfItsLargest) {
+TEST(BlockCodes, ScaleOfABlockIsItsLargestMagnitude) {
   std::vector<float> x(2 * kCodeBlock), back(x.size());
   const Rng rng(1, RngSite::bench);
   for (size_t i = 0; i < x.size(); ++i) x[i] = rng.normal(i) * (i < 256 ? 1e-3f : 50.0f);

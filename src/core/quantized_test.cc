@@ -30,7 +30,7 @@ TEST(Quantised, ScalesHaveTheShapeOfTheirBlocks) {
   EXPECT_EQ(scale_shape(square_blocks, experts), (Shape{3, 2, 2}));
 }
 
-TEST(Quantised, FourBitsAreHalfAByte) {
+TEST(Quantised, FourBitElementsAreTwoToAByte) {
   EXPECT_EQ(bytes_of(DType::f4_e2m1, 10), 5);
   EXPECT_EQ(null_tensor({3, 4}, DType::f4_e2m1).num_bytes(), 6);
   f4_e2m1_pair pairs[6] = {};

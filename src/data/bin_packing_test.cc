@@ -13,7 +13,7 @@ namespace {
 using testing::ElementsAre;
 using Bins = std::vector<std::vector<int32_t>>;
 
-TEST(BinPacking, BinsHaveLikeCosts) {
+TEST(BinPacking, BalancesSumsOfSquaredLengths) {
   // 5 and 3 + 3: 25 and 18. By count of tokens 5 + 3 and 3 would be as full.
   EXPECT_EQ(bin_documents(std::vector<int32_t>{3, 5, 3}, 8, 2), (Bins{{1}, {0, 2}}));
   EXPECT_EQ(bin_documents(std::vector<int32_t>{}, 8, 2), (Bins{{}, {}}));
@@ -24,12 +24,12 @@ TEST(BinPacking, FallsBackToBestFit) {
   EXPECT_EQ(bin_documents(std::vector<int32_t>{6, 4, 4, 3, 3}, 10, 2), (Bins{{0, 1}, {2, 3, 4}}));
 }
 
-TEST(BinPacking, SaysWhatDoesNotFit) {
+TEST(BinPacking, ReturnsNothingIfDocumentsDoNotFit) {
   EXPECT_EQ(bin_documents(std::vector<int32_t>{9}, 8, 2), std::nullopt);
   EXPECT_EQ(bin_documents(std::vector<int32_t>{5, 5, 5}, 8, 2), std::nullopt);
 }
 
-TEST(BinPacking, EveryDocumentIsInOneBinWithRoom) {
+TEST(BinPacking, EveryDocumentIsInOneBinWithinItsCapacity) {
   const Rng rng(3, RngSite::bench);
   for (int64_t trial = 0; trial < 200; ++trial) {
     std::vector<int32_t> lengths;

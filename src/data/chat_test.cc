@@ -46,11 +46,11 @@ constexpr const char* kTwoTurns =
     R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
                      {"role": "user", "content": "b"}, {"role": "assistant", "content": "d"}]})";
 
-TEST(Chat, IsNotAColumnOfThatNameBesideAText) {
+TEST(Chat, AConversationsColumnIsIgnoredIfThereIsAText) {
   EXPECT_EQ(read_document(R"({"text": "hi", "conversations": "c-17", "messages": null})", "a.jsonl:7").text, "hi");
 }
 
-TEST(Chat, TurnsOfATemplateThatMarksNone) {
+TEST(Chat, TurnsAreFoundWithoutGenerationBlocks) {
   EXPECT_EQ(turns(kPlain, kTwoTurns), "[b</s>][d</s>]");
   EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
       {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "1"},
@@ -196,7 +196,7 @@ TEST(Chat, ARefusalNamesTheLine) {
   expect_error(ErrorKind::input, "no role narrator", [&] { chat_template.render(chat, 1, false); });
 }
 
-TEST(Chat, LinesThatAreNoChat) {
+TEST(Chat, LinesWithoutAValidChatAreRefused) {
   const auto refuse = [](const std::string& line, const std::string& message) {
     expect_error(ErrorKind::input, "a.jsonl:7: " + message, [&] { chat_of(line); });
   };
@@ -218,7 +218,7 @@ TEST(Chat, LinesThatAreNoChat) {
 }
 
 // The last character has several ids, and the first one is a space.
-TEST(Chat, TargetsAreWholeAtBothEnds) {
+TEST(Chat, TargetsIncludeAllTokensOfTheFirstAndLastCharacter) {
   const TestDir dir;
   std::filesystem::copy_file(MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/llama3/tokenizer.json",
                              dir.path("tokenizer.json"));

@@ -140,7 +140,7 @@ TEST(Blend, StartsFromAnyMultipleOfTheSum) {
 }
 
 // A walk from step 0 would take days.
-TEST(Blend, AFarSampleOfShortWeightsIsReachedAtOnce) {
+TEST(Blend, ADistantSampleIsFoundWithoutStepping) {
   Blend blend({0.25, 0.75});
   const int64_t far = int64_t{1} << 50;
   EXPECT_EQ(blend.at(far).dataset, 0);

@@ -141,7 +141,7 @@ TEST(GpusFound, GpusOfOneKindAreListedOnce) {
   EXPECT_EQ(distinct_gpus({.visible = {kH200, kH200, kA100, kH200, kT4}}), (std::vector<int>{0, 2, 4}));
 }
 
-TEST(GpusFound, CountForHopperUnlessAllAreOthers) {
+TEST(GpusFound, MemoryIsCountedForHopperUnlessAllAreOthers) {
   EXPECT_TRUE(counts_for_hopper({})) << "no GPU is known";
   EXPECT_TRUE(counts_for_hopper({.visible = {kA100, kH200}}));
   EXPECT_FALSE(counts_for_hopper({.visible = {kA100, kRtx4090}}));

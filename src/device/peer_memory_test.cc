@@ -11,7 +11,7 @@
 namespace moebius {
 namespace {
 
-TEST(PeerMemory, IsZeroedAndOneForAThreadOfTheProcess) {
+TEST(PeerMemory, IsZeroedAndSharedWithinAProcess) {
   std::optional<PeerMemory> mine(PeerMemory(DeviceKind::cpu, 5000));
   auto* bytes = static_cast<unsigned char*>(mine->data());
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(bytes[i], 0);
@@ -24,7 +24,7 @@ TEST(PeerMemory, IsZeroedAndOneForAThreadOfTheProcess) {
 }
 
 // A child writes to the memory of its parent, which it knows by the handle alone.
-TEST(PeerMemory, IsOneForAnotherProcess) {
+TEST(PeerMemory, IsSharedWithAnotherProcess) {
   const PeerMemory mine(DeviceKind::cpu, 5000);
   PeerHandle handle = mine.handle_for({});
   const pid_t child = ::fork();
@@ -60,7 +60,7 @@ TEST(PeerMemory, ReportsWhyItCannotBeMapped) {
   EXPECT_THAT(why(), ::testing::HasSubstr("numbers processes in another way (another container or machine)"));
 }
 
-TEST(PeerMemory, OfNothingIsNothing) {
+TEST(PeerMemory, OfNoBytesOrANullDeviceHasNoAddress) {
   EXPECT_EQ(PeerMemory().data(), nullptr);
   EXPECT_EQ(PeerMemory(DeviceKind::null, 100).data(), nullptr);
   EXPECT_EQ(PeerMemory(DeviceKind::cpu, 0).data(), nullptr);

@@ -54,7 +54,7 @@ int64_t resident_bytes(const SpillBuffer& buffer) {
 }
 
 // Pages that are never written take no memory. A page may be a huge one.
-TEST(SpillBuffer, TakesWhatIsUsed) {
+TEST(SpillBuffer, OnlyWrittenPagesTakeMemory) {
   constexpr int64_t kBytes = int64_t{64} << 30;
   const SpillBuffer buffer(DeviceKind::cpu, kBytes, {{0, kAlign}});
   auto* bytes = static_cast<char*>(buffer.data());

@@ -70,7 +70,7 @@ TEST_F(SequenceSourceTest, AContextRankHasItsPieces) {
 }
 
 // Ops read the scalars in memory: the views are of what upload() brought there.
-TEST_F(SequenceSourceTest, AnUploadBringsTheScalarsToMemory) {
+TEST_F(SequenceSourceTest, UploadCopiesTheScalarsToTheDevice) {
   filled({.dp = 2}, 1, /*num_mtp=*/1);
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);

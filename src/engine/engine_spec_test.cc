@@ -54,7 +54,7 @@ TEST(EngineSpec, RefusesAllToAllInCapturedSteps) {
   EXPECT_EQ(resolved(spec).dispatcher, DispatcherKind::alltoall) << "one rank has all experts: nothing is exchanged";
 }
 
-TEST(EngineSpec, OneStageTakesMicroBatchesInTurn) {
+TEST(EngineSpec, OneStageRunsOneMicroBatchAtATime) {
   EngineSpec spec = training_on_gpus();
   EXPECT_EQ(resolved(spec).pipeline.num_micro_batches, 1);
   EXPECT_EQ(resolved(spec).max_positions, 8);
@@ -78,7 +78,7 @@ TEST(EngineSpec, PortableKernelsHaveNoProductsInFp8) {
 }
 
 // An engine without memory runs a step to count its stack: with operands in 8 bits, plain ones, and both.
-TEST(EngineSpec, StepsWithScalesOfTensorsArePlannedOnAndOffKernels) {
+TEST(EngineSpec, Fp8TensorStepsArePlannedWithAndWithoutKernels) {
   const auto widen = [](ModelSpec& m) { m.hidden_size = 128, m.moe_intermediate_size = 128; };
   const std::pair<const char*, void (*)(EngineSpec&)> changes[] = {
       {"all on kernels", [](EngineSpec&) {}},
@@ -107,7 +107,7 @@ TEST(EngineSpec, StepsWithScalesOfTensorsArePlannedOnAndOffKernels) {
 }
 
 // No GPU is needed for the limits of another one.
-TEST(EngineSpec, KernelsAreThoseOfTheLimits) {
+TEST(EngineSpec, KernelsAreChosenByTheGpuLimits) {
   EngineSpec spec = training_on_gpus();
   spec.device = DeviceKind::cuda;
   spec.gpu_limits = documented_gpu_limits(8, 0, 108);

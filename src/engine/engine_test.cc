@@ -181,7 +181,7 @@ TEST(Engine, NamesTheOpsThatRunOnFallbackKernels) {
 }
 
 // Advice names what would change the memory and is not in use yet.
-TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
+TEST(MemoryAdvice, NamesOnlyUnusedSettingsThatWouldHelp) {
   MemoryPlan plan;
   Tensor w, kept;
   plan.declare(w, "w", {1 << 20}, DType::f32, Life::param);
@@ -212,7 +212,7 @@ TEST(MemoryAdvice, IsChosenByWhatWouldHelp) {
 
 // Kernels of cuDNN are part of the prediction where cuDNN takes this attention, unless the build has CUDA and no cuDNN. It takes
 // no heads of 16, and nothing on a Hopper GPU with run.kernels = "portable".
-TEST(DeviceMemory, KnowsTheLibraryThatComputesAttention) {
+TEST(DeviceMemory, CountsCudnnOnlyIfItComputesAttention) {
   const auto code_bytes = [](int64_t head_dim, DType dtype, KernelChoice kernels = KernelChoice::automatic) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,
                        .precision = {.compute = dtype},

@@ -121,7 +121,7 @@ const Disk kScales{kExperts + "gate_up_proj_scales", DType::u8, {2, 4, 2}};
 
 // The layout is [E, out, in], with rows that alternate between gate and up. Byte i is i, and block
 // b has scale b.
-TEST(FusedExperts, InFourBitsRowsAreWholeAndTheOtherWayRound) {
+TEST(FusedExperts, Mxfp4RowsAlternateBetweenGateAndUp) {
   const TestDir dir;
   const HfFolder folder = folder_with(dir, {kBlocks, kScales}, kPacked);
   const TensorSource up = locate_tensor(folder, HfFamily::gpt_oss, wanted("1.up_proj.weight", {2, 64}, 2));

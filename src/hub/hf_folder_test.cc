@@ -407,7 +407,7 @@ TEST(TensorSource, APartOfEightBitFloatsHasTheScalesOfItsPlace) {
     }
 }
 
-TEST(TensorSource, RefusesScalesThatMakeNoNumbers) {
+TEST(TensorSource, RefusesZeroNegativeAndNonFiniteScales) {
   for (const auto& [scale, text] : std::vector<std::pair<float, std::string>>{
            {0.0f, "expected scales above 0 in \"w_scale_inv\" for blocks that are not all 0; got 0"},
            {-1.0f, "expected scales of 0 or more in \"w_scale_inv\"; got -1"},

@@ -52,7 +52,7 @@ TEST(ExpertAdapterPlace, AlternatesInGptOss) {
 }
 
 // Before 0.19 PEFT multiplied in the other order: its A holds what is B here.
-TEST(ExpertAdapterPlace, IsExchangedBefore019) {
+TEST(ExpertAdapterPlace, HasAAndBExchangedBeforePeft019) {
   ExpertAdapters x = kSizes;
   x.is_exchanged = true;
   const int64_t E = 3, r = 2, H = 8, I = 5;
@@ -149,7 +149,7 @@ TEST(ExpertAdapterPairs, AreDistinguishedByShape) {
 }
 
 // 2I = H: the other parameter's shape tells the order, else the version does.
-TEST(ExpertAdapterPairs, OfASquareHaveTheOrderOfTheOther) {
+TEST(ExpertAdapterPairs, OfAnAmbiguousShapeFollowTheOtherPairOrTheVersion) {
   ExpertAdapters x = kSizes;
   x.hidden = 10;
   const auto gate_up = pair_of({6, 10}, {10, 6});

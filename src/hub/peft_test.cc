@@ -86,7 +86,7 @@ TEST(PeftConfig, OnlyStackedAdaptersHavePatterns) {
   EXPECT_THAT(refusal("alpha_pattern", 2), HasSubstr("got 2, which this version does not compute"));
 }
 
-TEST(PeftConfig, NumbersAreOnesThatCanBeComputedWith) {
+TEST(PeftConfig, NumbersOutOfRangeAreRefused) {
   for (const json& r : {json(0), json(-1), json(1e300), json("8"), json(nullptr), json(true), json(65537)})
     EXPECT_THAT(refusal("r", r), HasSubstr("r must be a number from 1 to 65536; got " + r.dump()));
   EXPECT_THAT(refusal("r", 2.5), HasSubstr("r must be a whole number; got 2.5"));
@@ -95,7 +95,7 @@ TEST(PeftConfig, NumbersAreOnesThatCanBeComputedWith) {
 }
 
 // One pattern where it matches the adapted modules alone, else their names.
-TEST(PeftConfig, TargetsAreAPatternOnlyWhereItIsExact) {
+TEST(PeftConfig, TargetModulesAreAPatternOnlyIfItMatchesExactly) {
   const std::vector<std::string> all{"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"};
   const LoraSpec lora{.rank = 4, .alpha = 8};
   const json whole = peft_config(lora, "base", {.modules = all, .all_modules = all});
@@ -122,7 +122,7 @@ TEST(PeftConfig, APatternOfExpertsMatchesTheirNamesWithoutANumberToo) {
   matches("model.layers.0.block_sparse_moe.gate", {"model.layers.7.block_sparse_moe.gate", "model.layers.7.mlp.gate"});
 }
 
-TEST(PeftConfig, ParametersAreTheirEndsOnlyWhereThatIsExact) {
+TEST(PeftConfig, TargetParametersAreSuffixesOnlyIfTheseMatchExactly) {
   const std::vector<std::string> all{"model.layers.0.mlp.experts.down_proj", "model.layers.1.mlp.experts.down_proj"};
   const LoraSpec lora{.rank = 4, .alpha = 8, .dropout = 0.1};
   const json whole = peft_config(lora, "base", {.parameters = all, .all_parameters = all});

@@ -77,7 +77,7 @@ TEST(Template, RefusesUnsupportedFeaturesByName) {
 }
 
 // Each of these would run for hours, or need gigabytes.
-TEST(Template, StepsEnd) {
+TEST(Template, TooManyStepsAreAnError) {
   const Limits few{.steps = 10'000};
   for (const char* text : {"\n{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
                            "\n{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
@@ -89,7 +89,7 @@ TEST(Template, StepsEnd) {
   });
 }
 
-TEST(Template, MemoryEnds) {
+TEST(Template, TooMuchMemoryIsAnError) {
   const Limits small{.bytes = 1 << 20};
   for (const char* text :
        {"{% set n = namespace(x='ab') %}\n{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
@@ -103,7 +103,7 @@ TEST(Template, MemoryEnds) {
   }
 }
 
-TEST(Template, NestingEnds) {
+TEST(Template, TooDeepNestingIsAnError) {
   const int deep = 100'000;
   for (const std::string& text :
        {"{{ " + repeated("(", deep) + "1" + repeated(")", deep) + " }}", "{{ " + repeated("[", deep) + " }}",
@@ -120,7 +120,7 @@ TEST(Template, NestingEnds) {
   }
 }
 
-TEST(Template, IntegersAndSlicesAtTheirEnds) {
+TEST(Template, IntegerOverflowIsAnErrorAndSlicesAreClamped) {
   for (const char* text :
        {"{{ 9223372036854775807 + 1 }}", "{{ -9223372036854775807 - 2 }}", "{{ 9223372036854775807 * 2 }}",
         "{{ 2 ** 99999999 }}", "{{ (-9223372036854775807 - 1) // -1 }}", "{{ 1 % 0 }}", "{{ 1.0 / 0 }}",
@@ -148,7 +148,7 @@ TEST(Template, RemaindersOfRealNumbers) {
 }
 
 // {% else %} follows where no round of the loop reached its end.
-TEST(Template, ALoopOfCutRoundsGoesOnWithElse) {
+TEST(Template, ElseRunsIfNoIterationCompletes) {
   const std::string loop = "{% for i in x %}{% if i > 1 %}{% continue %}{% endif %}{{ i }}{% else %}none{% endfor %}";
   EXPECT_EQ(render(loop, R"({"x": [2, 3]})").text, "none");
   EXPECT_EQ(render(loop, R"({"x": [1, 3]})").text, "1");

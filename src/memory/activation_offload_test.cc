@@ -83,7 +83,7 @@ class Layers {
 };
 
 // The device has the two largest layers of each slot; the host has every layer of every micro-batch.
-TEST(ActivationOffload, TakesTwoLayersOfTheDeviceAndAllOfTheHost) {
+TEST(ActivationOffload, DeviceHoldsTwoLayersAndHostHoldsAll) {
   const Layers layers(5, 3);
   EXPECT_EQ(layers.plan().bytes(Life::offload_even), 1024 * (5 + 1));
   EXPECT_EQ(layers.plan().bytes(Life::offload_odd), 1024 * (4 + 1));
@@ -122,7 +122,7 @@ TEST(ActivationOffload, KeepsMicroBatchesInFlightSeparate) {
 }
 
 // A weight pass by itself reads what the pass before it had read.
-TEST(ActivationOffload, BringsBackTwice) {
+TEST(ActivationOffload, FetchesAgainForASeparateWeightPass) {
   Layers layers(4, 2);
   layers.forward_all(0);
   layers.backward(0, true);
@@ -178,7 +178,7 @@ TEST(OffloadSpec, ChoosesLayersEvenly) {
 }
 
 // A recomputed tensor is not kept, so it is not on the host either; and what is not named is on the device.
-TEST(ActivationOffload, MovesWhatIsNamedAndKept) {
+TEST(ActivationOffload, MovesOnlyNamedTensorsThatAreNotRecomputed) {
   MemoryPlan plan({.qkv = true}, {.layer_input = true, .tensors = {.qkv = true, .attention = true}});
   OffloadedLayer layer;
   SavedTensor input, qkv, attention, mlp, outside;

@@ -8,7 +8,7 @@
 namespace moebius {
 namespace {
 
-TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
+TEST(MemoryPlan, TensorsDoNotOverlapAndHaveTheSameOffsetsInEveryLife) {
   MemoryPlan plan;
   const Shape shapes[] = {{3, 5}, {1}, {257}, {0}, {256}, {7, 2, 3}};
   std::vector<Tensor> params(std::size(shapes)), masters(std::size(shapes));
@@ -30,7 +30,7 @@ TEST(MemoryPlan, TensorsOfALifeDoNotOverlapAndCorrespondAcrossLives) {
 }
 
 // Rows that are not planned have addresses, and no bytes.
-TEST(MemoryPlan, RowsBeyondThoseThatArePlannedTakeNothing) {
+TEST(MemoryPlan, UnplannedRowsHaveAddressesAndTakeNoMemory) {
   MemoryPlan plan;
   Tensor few, all, none;
   plan.declare_rows(few, "few", {int64_t{1} << 30, 64}, DType::bf16, 1000);  // 128 GiB, of which 125 KiB are planned

@@ -20,7 +20,7 @@ TEST(ResidencyOrder, TakesThePassesOfAStep) {
 }
 
 // An embedding that is also the head is used by both.
-TEST(ResidencyOrder, UsesNest) {
+TEST(ResidencyOrder, UsesMayBeNested) {
   ResidencyOrder order;
   const ParamSpan outer{0, 2}, inner{1, 2};
   order.ready(outer);

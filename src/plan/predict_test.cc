@@ -37,7 +37,7 @@ TEST(Predict, PhasesAddUpToTheStep) {
 }
 
 // Files have the sizes of their formats.
-TEST(Plans, CountFiles) {
+TEST(Plans, CountTheBytesOfDataAndCheckpoints) {
   const PlanMachine h100 = machine("h100");
   RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"checkpoint.every=10", "train.steps=25"});
   const FileWork w = file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0);
@@ -131,7 +131,7 @@ TEST(Predict, DirectSendsATokenOnceToEachRank) {
 }
 
 // Each module of multi-token prediction has an MoE layer, whose rows are sent.
-TEST(Predict, RowsOfAllModulesTravel) {
+TEST(Predict, RowsOfMultiTokenPredictionAreSent) {
   PartLibrary parts;
   const auto bytes = [&](int modules) {
     const RunSpec run =
@@ -148,7 +148,7 @@ TEST(Predict, RowsOfAllModulesTravel) {
 }
 
 // Rows in 8 bits are narrower only on the way to the experts: in three of the five exchanges of a layer.
-TEST(Predict, RowsTravelInTheirFormat) {
+TEST(Predict, RowsIn8BitsSendFewerBytes) {
   PartLibrary parts;
   const auto bytes = [&](const char* dispatcher, const char* format) {
     const RunSpec run =

@@ -13,7 +13,7 @@
 namespace moebius {
 namespace {
 
-TEST(Texts, OfSmallRatesHaveDigits) {
+TEST(Texts, OfSmallValuesHaveSignificantDigits) {
   EXPECT_EQ(rate_text(351.23), "351.2");
   EXPECT_EQ(rate_text(0.0123456), "0.01235");
   EXPECT_EQ(seconds_text(1.25), "1.250 s");

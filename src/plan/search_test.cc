@@ -412,7 +412,7 @@ TEST(Sweeps, SearchAtEveryNumberOfRanks) {
 }
 
 // Rows that were made with other shares are fitted to those shares.
-TEST(Fits, FindTheSharesOfRows) {
+TEST(Fits, RecoverTheSharesThatRowsWereMadeWith) {
   PartLibrary parts;
   PlanMachine truth = machine("h200");
   truth.of(PlanSystem::moebius)[static_cast<size_t>(Share::products)] = 0.5;

@@ -9,7 +9,7 @@ const MeasuredProduct* timed(const ProductShape& shape, PrecisionRecipe recipe =
   return measured_product(shape, measured_products(recipe));
 }
 
-TEST(MeasuredProduct, AreThoseOfTheNearestShape) {
+TEST(MeasuredProduct, IsThatOfTheNearestShape) {
   const MeasuredProduct* o = timed({.rows = 20000, .out = 2048, .in = 4000});
   ASSERT_NE(o, nullptr);
   EXPECT_EQ(o->shape.in, 4096);
@@ -19,7 +19,7 @@ TEST(MeasuredProduct, AreThoseOfTheNearestShape) {
   EXPECT_NEAR(experts->forward.ratio(), 0.715, 0.005);
 }
 
-TEST(MeasuredProduct, HaveARowOfEachShapeForBothRecipes) {
+TEST(MeasuredProduct, HasARowOfEachShapeForBothRecipes) {
   for (const MeasuredProduct& block : measured_products(PrecisionRecipe::fp8_block)) {
     const MeasuredProduct* tensor = timed(block.shape, PrecisionRecipe::fp8_tensor);
     ASSERT_NE(tensor, nullptr);
@@ -29,7 +29,7 @@ TEST(MeasuredProduct, HaveARowOfEachShapeForBothRecipes) {
   EXPECT_TRUE(measured_products(PrecisionRecipe::mxfp8).empty());
 }
 
-TEST(MeasuredProduct, NoneOfShapesThatAreFarFromAllThatWereTimed) {
+TEST(MeasuredProduct, IsAbsentForShapesFarFromAllMeasuredOnes) {
   EXPECT_EQ(timed({.rows = 32768, .out = 128, .in = 128}), nullptr);
   EXPECT_EQ(timed({.rows = 1000, .out = 5120, .in = 2048}), nullptr);
   EXPECT_EQ(timed({.is_experts = true, .rows = 32768, .out = 5120, .in = 2048}), nullptr);

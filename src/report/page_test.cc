@@ -117,7 +117,7 @@ TEST_F(Page, ASlowLinkIsNamed) {
 }
 
 // Links that are damaged are left out.
-TEST_F(Page, LinksThatAreNoneAreLeftOut) {
+TEST_F(Page, DamagedLinksAreLeftOut) {
   write_run(
       dir_.path("run"), 2,
       "{\"kind\":\"train\",\"step\":3,\"links\":{\"round_trip_s\":{\"ranks\":[1],\"hosts\":[\"b\",\"c\"],\"value\":1},"
@@ -157,7 +157,7 @@ TEST_F(Page, ShowsTheStateOfARun) {
 }
 
 // Sums of such values would overflow, and a browser refuses "nan" as a place.
-TEST_F(Page, NumbersThatCannotBeDrawnAreSaid) {
+TEST_F(Page, ValuesThatCannotBePlottedAreCounted) {
   std::string lines;
   for (int step = 1; step <= 3000; ++step)
     lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":{},\"lr\":5e-324,\"grad_norm\":null}}\n", step,
@@ -175,7 +175,7 @@ TEST_F(Page, NumbersThatCannotBeDrawnAreSaid) {
 }
 
 // A page that never ends would be worse than one with few marks.
-TEST_F(Page, AxesOfNumbersFarApartEnd) {
+TEST_F(Page, AxesOfExtremeRangesAreBounded) {
   std::string lines;
   for (int step = 1; step <= 5; ++step)
     lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":{}}}\n", step, step == 5 ? "1e290" : "1e-20");

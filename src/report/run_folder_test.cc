@@ -73,7 +73,7 @@ TEST_F(ReadRun, NullsAreGaps) {
   EXPECT_EQ(run.data().train.find("lr")->last(), 0.5);
 }
 
-TEST_F(ReadRun, HostileNumbersAreNoHarm) {
+TEST_F(ReadRun, InvalidNumbersAreSkippedAndCounted) {
   std::string deep(5000, '[');
   write_run(
       dir_.path("run"), 1,
@@ -154,7 +154,7 @@ TEST_F(ReadRun, ARunBeforeItsFirstStepIsARun) {
   EXPECT_EQ(folder().data().steps, 0);
 }
 
-TEST_F(ReadRun, WhatIsNoRunIsNamed) {
+TEST_F(ReadRun, APathWithoutARunIsRefused) {
   expect_error(ErrorKind::input, "expected the folder of a run; got nothing there",
                [&] { RunFolder(dir_.path("no")); });
   write_file_atomic(dir_.path("file"), "");

@@ -45,7 +45,7 @@ TEST(Series, ALongOneLosesNoSpikeAndNoRecord) {
   EXPECT_EQ(series.min(), -1e6);
 }
 
-TEST(Series, CoarserBinsHoldTheSame) {
+TEST(Series, CoarserBinsHoldAllRecords) {
   Series series;
   for (int i = 1; i <= 100; ++i) series.add(i, i % 7);
   const std::vector<SeriesBin> bins = series.bins(9);

@@ -44,7 +44,7 @@ TEST_F(Sinks, PrometheusHasTheNewestValues) {
   EXPECT_THAT(text, HasSubstr(",axis=\"ep\"} 0.02\n"));
 }
 
-TEST_F(Sinks, TwoNamesThatBecomeOneAreOneMetric) {
+TEST_F(Sinks, NamesThatCollideInPrometheusAreWrittenOnce) {
   const RunFolder run = folder("{\"kind\":\"train\",\"step\":9,\"a-b\":1,\"a b\":2}\n");
   const std::string text = prometheus_text("r", run.data());
   EXPECT_THAT(text, HasSubstr("moebius_a_b{run=\"r\"} 1\n"));

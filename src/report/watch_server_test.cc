@@ -92,7 +92,7 @@ TEST_F(Watch, ServesNothingElse) {
         << method;
 }
 
-TEST_F(Watch, ForeignHostsGetNothing) {
+TEST_F(Watch, RequestsForOtherHostNamesAreRefused) {
   const WatchServer watch = server();
   for (const char* host :
        {"evil.example", "evil.example:7007", "127.0.0.1.evil.example", "localhost.evil.example", "0.0.0.0",
@@ -149,11 +149,11 @@ TEST_F(Watch, APortInUseIsNamed) {
                [&] { WatchServer(dir_.path("run"), {.port = watch.port()}); });
 }
 
-TEST_F(Watch, WhatIsNoRunIsNamed) {
+TEST_F(Watch, AFolderWithoutARunIsRefused) {
   expect_error(ErrorKind::input, "expected the folder of a run", [&] { WatchServer(dir_.path("no"), {}); });
 }
 
-TEST_F(Watch, ARunThatIsRemovedIsNoCrash) {
+TEST_F(Watch, RemovingTheRunDoesNotCrashTheServer) {
   const WatchServer watch = server();
   std::filesystem::remove_all(dir_.path("run"));
   std::this_thread::sleep_for(std::chrono::milliseconds(700));

@@ -90,7 +90,7 @@ TEST(Bpe, AWholeWordOfTheVocabularyNeedsNoMergesWhereTheyAreIgnored) {
 
 // With "a_" in the list, a marker may merge with the character before it, and text must not
 // be split there.
-TEST(Bpe, PartsAtMarkersOnlyWhereNoMergeReachesOver) {
+TEST(Bpe, SplitsAtMarkersOnlyIfNoMergeCrossesThem) {
   const std::string mark = "\xE2\x96\x81";
   nlohmann::json model{{"vocab", {{"a", 0}, {mark, 1}, {mark + "a", 2}, {"a" + mark, 3}}}, {"merges", {mark + " a"}}};
   EXPECT_THAT(encode(model, "a" + mark + mark + "a" + mark + "a"), ElementsAre(0, 1, 2, 2));

@@ -49,7 +49,7 @@ TEST(PreTokenizer, ClassesOfCharacters) {
               ElementsAre("a,", "b"));
 }
 
-TEST(PreTokenizer, MetaspaceInFrontAsItsSchemeSays) {
+TEST(PreTokenizer, MetaspaceIsPrependedByItsScheme) {
   const auto words = [](const char* scheme, std::string_view text, bool is_first = true) {
     return split(fmt::format(R"({{"type": "Metaspace", "replacement": "_", {}}})", scheme), text, is_first);
   };

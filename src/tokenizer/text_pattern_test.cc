@@ -49,7 +49,7 @@ TEST(TextPattern, ClassesMeanWhatOnigurumaMeans) {
   EXPECT_THAT(matches("(?i:'s)", "'s'S'\xC5\xBF"), ElementsAre("'s", "'S", "'\xC5\xBF"));
 }
 
-TEST(TextPattern, AScriptIsWithoutWhatItSharesWithOthers) {
+TEST(TextPattern, AScriptExcludesCharactersSharedWithOthers) {
   const char* text = "\xE4\xBD\xA0\xE3\x80\x81";  // an ideograph and the ideographic comma
   EXPECT_THAT(matches(R"(\p{Han}+)", text), ElementsAre("\xE4\xBD\xA0"));
   EXPECT_THAT(matches(R"([\P{Han}]+)", text), ElementsAre("\xE3\x80\x81"));
@@ -57,7 +57,7 @@ TEST(TextPattern, AScriptIsWithoutWhatItSharesWithOthers) {
 }
 
 // Characters of Unicode 15 and 16, and one that no version has.
-TEST(TextPattern, ClassesKnowLaterCharacters) {
+TEST(TextPattern, ClassesIncludeCharactersOfUnicode15And16) {
   EXPECT_THAT(matches(R"(\p{L}+)", "a\xF0\xB1\x8D\x90'"), ElementsAre("a\xF0\xB1\x8D\x90"));  // U+31350
   EXPECT_THAT(matches(R"(\p{Han}+)", "a\xF0\xB1\x8D\x90'"), ElementsAre("\xF0\xB1\x8D\x90"));
   EXPECT_THAT(matches(R"(\p{Lu}+)", "a\xEA\x9F\x8B'"), ElementsAre("\xEA\x9F\x8B"));     // U+A7CB

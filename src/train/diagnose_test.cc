@@ -43,7 +43,7 @@ std::string diagnosis(const ParallelSpec& layout, int num_ranks, const std::stri
 
 // The stages are on ranks 0, 1, 0, 1. The first value that is wrong is not on the first rank that
 // finds one.
-TEST(Diagnose, SearchesAPipelineInOrder) {
+TEST(Diagnose, FindsTheFirstWrongValueInPipelineOrder) {
   const std::string large = "model.layers.1.input_layernorm.weight";
   EXPECT_THAT(diagnosis({}, 1, large), HasSubstr("layer 1 attention norm output"));
   const std::string cut = diagnosis({.pp = 2, .vpp = 2}, 2, large);

@@ -99,7 +99,7 @@ TEST_F(Evaluate, OneSetWithoutBytesLeavesTheTotalWithoutBitsPerByte) {
   EXPECT_FALSE(r.bits_per_byte.has_value());
 }
 
-TEST_F(Evaluate, DocumentsApartLeaveOutTheirFirstTokens) {
+TEST_F(Evaluate, FirstTokensOfSeparateDocumentsAreNotEvaluated) {
   run_.data.separate_documents = true;
   Loader loader({{b_, 1}}, run_, false);
   Engine engine(training_engine_spec(run_));

@@ -94,7 +94,7 @@ std::vector<PlacedSequence> sequences_of(Loader& loader, MicroBatch& batch, int6
   return sequences;
 }
 
-TEST(Loader, TheSequencesOfAStepFallInCost) {
+TEST(Loader, SequencesOfAStepAreSortedByFallingCost) {
   const TestDir dir;
   RunSpec run = tiny_run();
   run.data.separate_documents = true;
@@ -297,7 +297,7 @@ TEST(LoaderOfPrompts, TheLossIsOnCompletionsOfWholeDocuments) {
   EXPECT_THAT(weights(1), ::testing::ElementsAre(1, 0, 0, 0, 0, 0, 0));
 }
 
-TEST(LoaderOfPrompts, TheScaleIsOneByTheTargetsOfTheGlobalBatch) {
+TEST(LoaderOfPrompts, LossScaleIsOneOverTheTargetsOfTheGlobalBatch) {
   const TestDir dir;
   const RunSpec run = prompt_run();
   Engine engine(training_engine_spec(run));

@@ -37,7 +37,7 @@ RunSpec quiet_run() {
 
 const std::string kLocal = "dispatcher local: each rank holds all experts of its layers (parallel.ep * etp = 1)\n";
 
-TEST(StartNotes, OnlyTheDispatcherIfTheRunBalancesSavesAndLearns) { EXPECT_EQ(all_notes(quiet_run()), kLocal); }
+TEST(StartNotes, AnOrdinaryRunNotesOnlyItsDispatcher) { EXPECT_EQ(all_notes(quiet_run()), kLocal); }
 
 TEST(StartNotes, TheDispatcherAndWhy) {
   RunSpec run = quiet_run();
@@ -282,7 +282,7 @@ TEST(StartNotes, TheKernelsOfEachKindOfGpu) {
   EXPECT_THAT(text, HasSubstr("native code for 8.0; NVIDIA B200 (compute capability 10.0): portable kernels"));
 }
 
-TEST(StartNotes, KeysThatDoLessThanTheySay) {
+TEST(StartNotes, KeysThatHaveNoEffectInThisRun) {
   RunSpec run = quiet_run();
   run.parallel.fsdp = true;
   EXPECT_EQ(all_notes(run), kLocal +
@@ -297,7 +297,7 @@ TEST(StartNotes, SavesOnlyAtTheEnd) {
   EXPECT_THAT(all_notes(run), HasSubstr("checkpoint.every = 0: saved only after the last step and on SIGTERM"));
 }
 
-TEST(StartNotes, ExpertsThatNothingBalances) {
+TEST(StartNotes, MissingLoadBalancing) {
   RunSpec run = quiet_run();
   run.moe.aux = false;
   EXPECT_EQ(all_notes(run), kLocal + "moe.balance = \"none\": no loss or bias balances the load of the experts\n");
@@ -313,7 +313,7 @@ TEST(StartNotes, ExpertsThatNothingBalances) {
   EXPECT_EQ(all_notes(run), "") << "a dense model";
 }
 
-TEST(StartNotes, TheOnlyStepHasNoLearningRate) {
+TEST(StartNotes, AnOnlyStepWithLearningRateZero) {
   RunSpec run = quiet_run();
   run.train.steps = 1;
   for (const auto schedule : {LrSchedule::cosine, LrSchedule::linear, LrSchedule::wsd}) {

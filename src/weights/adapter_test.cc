@@ -79,7 +79,7 @@ TEST_F(TrainedGateUp, IsMerged) {
   EXPECT_EQ(values(*with, down), values(*base, down));
 }
 
-TEST_F(TrainedGateUp, IsNotTrained) {
+TEST_F(TrainedGateUp, CannotBeTheStartOfTraining) {
   const LoraSpec lora{.rank = kRank, .alpha = 2 * kRank, .targets = {"mlp.experts.gate_up_proj"}};
   Engine engine({.model = model_, .use = ModelUse::training, .shape = {.batch = 1, .seq = 2}, .lora = lora});
   Stream s = engine.stream();
@@ -89,7 +89,7 @@ TEST_F(TrainedGateUp, IsNotTrained) {
                [&] { load_adapter(s, engine.model(), lora, dir_.path()); });
 }
 
-TEST_F(TrainedGateUp, NeedsThePatternOfItsRank) {
+TEST_F(TrainedGateUp, IsRefusedWithoutItsRankPattern) {
   write_config(nullptr, nullptr);
   expect_error(ErrorKind::input, "expected rank 2 for base_model.model.model.layers.1.mlp.experts.lora_B.weight",
                [&] { merged(); });

@@ -320,7 +320,7 @@ TEST(Weights, CheckpointByRunFolderStepFolderAndDtype) {
   EXPECT_EQ(read_run_spec(run)->train.seq_len, 7);
 }
 
-TEST(Weights, CheckpointIsStrictToo) {
+TEST(Weights, CheckpointsMayNotLackOrAddTensors) {
   Saved saved;
   saved.tensors_[0].name = "renamed";
   const std::string run = saved.write();
@@ -328,7 +328,7 @@ TEST(Weights, CheckpointIsStrictToo) {
                [&] { load(run, tiny()); });
 }
 
-TEST(Weights, CheckpointOfSomethingElseHasNoModel) {
+TEST(Weights, CheckpointWithoutARecipeIsRefused) {
   Saved saved(/*with_recipe=*/false);
   expect_error(ErrorKind::input, "expected \"recipe\" in its meta data; got none",
                [&] { read_run_spec(saved.write()); });

@@ -276,7 +276,7 @@ TEST(CliTokenize, RoundTripsLineByLine) {
   EXPECT_NE(run_moebius(dir, {"tokenize", "--tokenizer", "bytes", "--decode"}, "999\n").code, 0);
 }
 
-TEST(CliTokenize, AModelsTokenizer) {
+TEST(CliTokenize, UsesTheTokenizerOfAModelFolder) {
   TestDir dir;
   const std::string model = MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/llama2";
   std::filesystem::copy(model + "/tokenizer.json", dir.path("tokenizer.json"));
@@ -471,7 +471,7 @@ TEST(CliRun, EveryCommandAcceptsTheFolderOfARun) {
 
 // -- doctor ----------------------------------------------------------------------------------------------
 
-TEST(CliRanks, NeedGpusIfTheirRecipeSays) {
+TEST(CliRanks, AreRefusedIfTheirRecipeNeedsMissingGpus) {
   if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: they would run";
   TestDir dir;
   expect_refused(run_moebius(dir, {"train", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2", "--set",

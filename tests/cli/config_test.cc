@@ -110,7 +110,7 @@ TEST(CliConfig, PrintsChangedValuesAloneAndAllKeys) {
 
 // A machine without a GPU predicts the memory of a run on one. The model has 5.61 B parameters,
 // bf16 with f32 masters, gradients and moments.
-TEST(CliConfig, PlansWithoutTheGpu) {
+TEST(CliConfig, PredictsGpuMemoryWithoutAGpu) {
   TestDir dir;
   const auto json =
       json_of(run_moebius(dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/bench_qwen3_30b_a3b_8layers.toml", "--json"}));

@@ -85,7 +85,7 @@ TEST(CliPlan, ErrorsNameTheOption) {
 }
 
 // A folder of other machines does not hide those of the program.
-TEST(CliPlan, FolderOfOtherMachinesHidesNone) {
+TEST(CliPlan, AFolderOfMachinesDoesNotHideThoseOfTheProgram) {
   TestDir dir;
   std::filesystem::create_directory(dir.path("machines"));
   write_file_atomic(dir.path("machines/mine.toml"), read_file(kH200));

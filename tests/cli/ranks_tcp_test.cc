@@ -26,7 +26,7 @@ class CliOverTcp : public testing::TestWithParam<std::vector<std::string>> {
   TestDir dir_;
 };
 
-TEST_P(CliOverTcp, ARankThatDoesNotComeIsNamedWithItsCoordinatesInTime) {
+TEST_P(CliOverTcp, AMissingRankIsNamedWithItsCoordinatesInTime) {
   expect_refused(run_first({"--set", "parallel.tp=2", "--timeout", "0.5"}), 6,
                  "error: tcp: rank 0 (tp 0, cp 0, dp 0, pp 0, etp 0, ep 0, edp 0) has waited for 0.5 s for the others "
                  "to come; missing: rank 1 (tp 1, cp 0, dp 0, pp 0, etp 0, ep 0, edp 1)");

@@ -263,7 +263,7 @@ TEST(OptimizerFormats, BlocksThatALayoutCutsAreRefused) {
 
 // Moments of f32 become the nearest codes, of a run on other ranks too. Codes become their values, and these the
 // same codes again.
-TEST(OptimizerFormats, BlocksConvertByACheckpoint) {
+TEST(OptimizerFormats, EightBitStatesConvertThroughACheckpoint) {
   const TestDir dir;
   const auto pass_on = [&](const std::string& from, const std::string& to, StateFormat state, int ranks) {
     run_threads(ranks, test_world(), [&](Transport& world) {
@@ -363,7 +363,7 @@ TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
 
 // A checkpoint of each choice is read by a run of each other choice. The numbers of a narrower format are
 // rounded to nearest, and all others keep their bits.
-TEST(OptimizerFormats, ConvertByACheckpoint) {
+TEST(OptimizerFormats, AnyFormatReadsACheckpointOfAnyOther) {
   const TestDir dir;
   const OptimizerSpec formats[] = {
       {}, {.state = kHalf, .master = bf16_remainder}, {.state = kHalf, .master = bf16_stochastic}};

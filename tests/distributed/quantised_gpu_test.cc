@@ -137,7 +137,7 @@ TEST_P(QuantisedOnGpuRanks, ActivationsInEightBitsAreTheSameWithABudgetOfRows) {
 // A token is rounded before all uses, so the way it is sent changes no bit of a layer. All-to-all adds the rows of a
 // token in another order, as it does without 8 bits. Gradients of weights in bf16 show that the rows were rounded:
 // quantising them again along a row changes nothing.
-TEST_P(QuantisedOnGpuRanks, RowsInEightBitsAreTheSameHoweverTheyTravel) {
+TEST_P(QuantisedOnGpuRanks, RowsInEightBitsAreTheSameWithEveryDispatcher) {
   run_ranks(num_ranks(), [](Transport& world) {
     const auto train = [&](DispatcherKind dispatcher, bool graph, PrecisionChoice dispatch) {
       return train_on(world, GetParam().mesh,

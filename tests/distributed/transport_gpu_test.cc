@@ -165,7 +165,7 @@ TEST(OnGpu, SumsOfManyRanksGoOverTheLevels) {
 }
 
 // NCCL's own sums differ by rounding. Where ranks share a GPU they are refused.
-TEST_P(OnGpus, SumsOfNccl) {
+TEST_P(OnGpus, NcclSumsAreNearThoseOfTheCpu) {
   run([](Transport& transport) {
     GpuRanks ranks(transport);
     Accelerator gpu(ranks.index());
@@ -198,7 +198,7 @@ TEST_P(OnGpus, SumsOfNccl) {
   });
 }
 
-TEST_P(OnGpus, MovesAreThoseOfTheCpu) {
+TEST_P(OnGpus, DataMovementEqualsThatOfTheCpu) {
   run([](Transport& transport) {
     GpuRank r(transport);
     for (const int64_t n : {0, 1, 5, 70001}) {
@@ -274,7 +274,7 @@ TEST_P(OnGpus, OverlappedCollectivesGiveTheSame) {
 }
 
 // Captured once and then replayed, the group gives the same numbers and counts every replay.
-TEST_P(OnGpus, AGraphIsTheSame) {
+TEST_P(OnGpus, ReplayedGraphsGiveTheSameNumbers) {
   run([](Transport& transport) {
     GpuRank r(transport);
     if (!r.links.can_capture()) return;

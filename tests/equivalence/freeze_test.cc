@@ -126,7 +126,7 @@ TEST_P(Freeze, AreUnchangedWithoutMemoryForTraining) {
   EXPECT_NEAR(saved(Life::master), compute() == DType::bf16 ? 4 * frozen_elements : 0, slack);
 }
 
-TEST_P(Freeze, AreSaved) {
+TEST_P(Freeze, FrozenParametersAreSavedWithoutOptimizerState) {
   Engine engine(frozen_spec(patterns(), compute()));
   std::map<std::string, DType> saved;
   for (const NamedTensor& t : training_state(engine)) saved[t.name] = t.tensor.dtype;

@@ -108,7 +108,7 @@ class LoraBase8 : public ::testing::Test {
   TestDir dir_;
 };
 
-TEST_F(LoraBase8, AsReadEqualsTheSameWeightsInBf16BitForBit) {
+TEST_F(LoraBase8, ReleasedFp8WeightsEqualTheSameWeightsInBf16BitForBit) {
   const auto wide = started(spec_of("fp8", LoraBase::compute, 0.1), "fp8"),
              held = started(spec_of("fp8", LoraBase::fp8_block, 0.1), "fp8");
   const std::vector<double> want = losses(*wide);

@@ -237,7 +237,7 @@ TEST_P(Lora, OnlyAdaptersAreTrainedAndHaveMemoryForIt) {
 }
 
 // A checkpoint has the adapters and what the optimizer knows of them.
-TEST_P(Lora, TheStateIsThatOfAdaptersAlone) {
+TEST_P(Lora, CheckpointsHoldOnlyAdaptersAndTheirMoments) {
   Engine engine(spec_of(GetParam()));
   int64_t adapters = 0;
   for (const NamedTensor& t : training_state(engine)) {

@@ -180,7 +180,7 @@ TEST(OptimizerFormats, FusedSumsTakeNoF32GradientsOfExperts) {
   EXPECT_EQ(fused[2], 0);
 }
 
-TEST(OptimizerFormats, TakeTheMemoryThatTheyName) {
+TEST(OptimizerFormats, MemoryIsThatOfTheFormat) {
   const auto bytes = [](MasterFormat master, StateFormat state, Life life) {
     EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 1);
     spec.optimizer->master = master;

@@ -190,7 +190,7 @@ TEST_P(QuantisedTraining, RecomputeChangesNoBit) {
 
 TEST_P(QuantisedTraining, OffloadChangesNoBit) { expect_offload_changes_no_bit(tiny_model(), DType::bf16, GetParam()); }
 
-TEST_P(QuantisedTraining, OfLatentAttentionRunsTwiceAlike) {
+TEST_P(QuantisedTraining, LatentAttentionGivesTheSameBitsTwice) {
   Engine a(spec(2, latent_model())), b(spec(2, latent_model()));
   EXPECT_EQ(train(a, 2, 4), train(b, 2, 4));
 }
@@ -212,7 +212,7 @@ TEST_P(QuantisedTraining, LearnsTheSameBatchByHeart) {
 }
 
 // Kept products are computed as without a recipe: a pattern that keeps all of them changes no bit.
-TEST_P(QuantisedTraining, KeepingAllIsTrainingWithoutARecipe) {
+TEST_P(QuantisedTraining, KeepingAllProductsEqualsTrainingWithoutARecipe) {
   EngineSpec kept = spec(2), plain = spec(2);
   kept.precision.keep = {"*"};
   plain.precision.recipe = PrecisionRecipe::none;
@@ -251,7 +251,7 @@ TEST(QuantisedPatterns, APatternThatKeepsNothingIsAnError) {
 
 // The modules are held but not computed. The model is trained as without them, and they
 // do not change.
-TEST_P(Training, MultiTokenPredictionOffIsWithoutIt) {
+TEST_P(Training, DisabledMultiTokenPredictionEqualsAModelWithoutIt) {
   EngineSpec off = tiny_engine(mtp_model(), 2, GetParam(), 1);
   off.shape.num_mtp = 0;
   Engine held(off), without(tiny_engine(tiny_model(), 2, GetParam(), 1)), fresh(off);

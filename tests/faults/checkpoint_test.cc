@@ -184,7 +184,7 @@ TEST(CheckpointFault, AFailedSaveIsNamedAndTheStoreStaysUsable) {
 
 // The process is killed at random times. A checkpoint that wait() has reported must
 // be there, whole.
-TEST(CheckpointFault, KilledAtRandomTimesNothingPromisedIsLost) {
+TEST(CheckpointFault, KilledAtRandomTimesNoFinishedSaveIsLost) {
   std::mt19937 random(7);
   int64_t num_promised = 0;
   for (int round = 0; round < 10; ++round) {
@@ -234,7 +234,7 @@ void expect_big(const std::string& dir, int64_t step) {
 }
 
 // The system itself refuses a write. A limit on the size of files does that without privileges.
-TEST(CheckpointFault, AWriteThatTheSystemRefuses) {
+TEST(CheckpointFault, AWriteThatTheSystemRefusesKeepsTheOldCheckpoint) {
   const TestDir dir;
   EXPECT_EQ(run_forked({},
                        [&] {
@@ -255,7 +255,7 @@ TEST(CheckpointFault, AWriteThatTheSystemRefuses) {
             0);
 }
 
-TEST(CheckpointFault, AFullDisk) {
+TEST(CheckpointFault, AFullDiskKeepsTheOldCheckpoint) {
   const TestDir dir;
   const int status = run_forked({}, [&] {
     if (!mount_small(dir.path(), "size=1600k")) ::_exit(77);

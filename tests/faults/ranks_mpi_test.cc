@@ -249,7 +249,7 @@ TEST_F(RankedRun, ResumesOnAnotherNumberOfRanks) {
   EXPECT_NEAR(loss_of("2-then-1"), loss_of("1-then-2"), 1e-4);
 }
 
-TEST_F(RankedRun, RanksThatAreThreads) {
+TEST_F(RankedRun, ThreadsGiveTheResultsOfProcesses) {
   ASSERT_EQ(runs_.train_ranks(2, "processes"), 0) << runs_.err();
   ASSERT_EQ(end_of(start_program(runs_.path(""), joined(runs_.words_of("threads"), {"--ranks", "2"}))), 0)
       << runs_.err();

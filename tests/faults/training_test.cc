@@ -158,7 +158,7 @@ TEST_P(Training, DyingWhileCheckpointsAreSetAsideLosesNone) {
 
 // The run dies before its first checkpoint. A restart must not resume from the run
 // that it replaces.
-TEST_P(Training, ARunThatStartsOverAndDiesAtOnceIsItsOwn) {
+TEST_P(Training, ARunThatStartedOverAndDiedDoesNotResumeTheOldOne) {
   ASSERT_EQ(runs_.train("r", {"run.seed=5"}), 0);
   ASSERT_EQ(runs_.train("r", {"checkpoint.resume=false"}, {.fault = "checkpoint.after_mkdir:1"}), kKilled);
   EXPECT_EQ(runs_.newest("r"), "");

@@ -136,7 +136,7 @@ TEST(Catalog, ShardsOfAMeshTileTheModel) {
   }
 }
 
-TEST(Catalog, StagesShareOutTheModel) {
+TEST(Catalog, StagesPartitionTheModel) {
   const ModelSpec model = golden_model("qwen3_moe_v5");
   ASSERT_GE(model.num_layers, 2);
   const ModelCatalog first({.model = model, .stages = {{.embedding = true, .num_layers = 1}}});

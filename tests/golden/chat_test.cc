@@ -14,7 +14,7 @@ namespace {
 
 const std::string kData = MOEBIUS_SOURCE_DIR "/tests/golden/data";
 
-TEST(ChatGolden, SameIdsAndTheSameOnesAreTheAssistants) {
+TEST(ChatGolden, IdsAndAssistantMasksEqualThoseOfTransformers) {
   const auto file = nlohmann::ordered_json::parse(read_file(kData + "/chats.json"));
   int64_t num_masks = 0;
   for (const auto& one : file.at("cases")) {

@@ -141,7 +141,7 @@ TEST_P(Golden, LogitsAndGradientsInBf16OnPortableKernels) {
   }
 }
 
-TEST_P(Golden, WithoutGradientsTheSameNumbers) {
+TEST_P(Golden, WithoutGradientsLogitsAndLossAreTheSame) {
   const SafetensorsFile with = forward(DType::f32, true);
   const auto logits = read_as<float>(with, with.at("logits")), loss = read_as<float>(with, with.at("loss"));
   const SafetensorsFile without = forward(DType::f32, false);

@@ -133,7 +133,7 @@ class PackedRoundTrip : public RoundTrip {
   }
 };
 
-TEST_P(PackedRoundTrip, GoesOutUnpackedAndComputesTheSame) {
+TEST_P(PackedRoundTrip, ExportIsUnpackedAndGivesTheSameLogits) {
   const std::string out = forward_backward(source());
   EXPECT_EQ(logits(out), logits(source()));
   EXPECT_FALSE(read_json(out + "/config.json").contains("quantization_config"));
@@ -257,7 +257,7 @@ TEST_F(MtpFolder, LoadsWithoutAModuleNamedOnlyInConfig) {
   EXPECT_EQ(write_parity({.out = dir_.path("b"), .model = dir_.path("c"), .tokens = tokens}).loss, loss);
 }
 
-TEST_F(MtpFolder, AllOfAModuleOrNothing) {
+TEST_F(MtpFolder, APartialModuleIsRefused) {
   write([](const std::string& name) { return name == "model.layers.2.eh_proj.weight"; });
   expect_error(ErrorKind::input, "model.layers.2.eh_proj.weight",
                [&] { import_hugging_face({.out = dir_.path("c"), .model = hub()}); });
@@ -369,7 +369,7 @@ std::set<std::string> files_below(const std::string& dir) {
   return names;
 }
 
-TEST_F(Export, OtherFilesComeAlong) {
+TEST_F(Export, CopiesOtherFilesOfTheFolder) {
   const std::set<std::string> want{"README.md", "assets/logo.txt", "config.json", "model.safetensors",
                                    "tokenizer.json"};
   EXPECT_EQ(import_hugging_face({.out = dir_.path("c"), .model = hub()}).num_files, 3);
@@ -386,7 +386,7 @@ TEST_F(Export, OtherFilesComeAlong) {
             (std::set<std::string>{"config.json", "model.safetensors", "vocab.json"}));
 }
 
-TEST_F(Export, ShardsAndIndexAddUp) {
+TEST_F(Export, IndexCountsAllTensorsShardsAndBytes) {
   const ExportResult r = export_hugging_face({.out = dir_.path("out"), .model = hub(), .shard_bytes = 5000});
   const nlohmann::json index = read_json(dir_.path("out/model.safetensors.index.json"));
   EXPECT_EQ(index.at("metadata").at("total_size"), r.bytes);
@@ -398,7 +398,7 @@ TEST_F(Export, ShardsAndIndexAddUp) {
   EXPECT_EQ(*files.begin(), fmt::format("model-00001-of-{:05}.safetensors", r.num_shards));
 }
 
-TEST_F(Export, ConfigGetsTheClassWhenItNamesNone) {
+TEST_F(Export, AddsTheMissingArchitectureToTheConfig) {
   nlohmann::json config = read_json(hub() + "/config.json");
   config.erase("architectures");
   write_file_atomic(hub() + "/config.json", config.dump());

@@ -61,7 +61,7 @@ std::string hash_of_block(const Tokenizer& tokenizer, char32_t first, const nloh
 
 // This includes characters that the installed PCRE2 or utf8proc do not know, or that they know and
 // Hugging Face's tables do not.
-TEST(TokenizerGolden, EveryCharacterIsCutTheSame) {
+TEST(TokenizerGolden, EveryCharacterIsSplitAsByHuggingFace) {
   const nlohmann::json styles = read_json(kData + "/characters.json");
   for (const auto& [style, context] : styles.items()) {
     const auto tokenizer = open_tokenizer(kData + "/" + style, {.add_special = false});

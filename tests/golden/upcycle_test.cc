@@ -79,7 +79,7 @@ TEST_P(Upcycled, ChosenExpertsDiffer) {
   EXPECT_EQ(std::set<int32_t>(topk.begin(), topk.end()).size(), 5u) << "the router's rows are random";
 }
 
-TEST_P(Upcycled, TrainsOn) {
+TEST_P(Upcycled, TrainingReducesTheLoss) {
   const ModelSpec model = make(4, 2, 2).model;
   OptimizerSpec optimizer;
   optimizer.lr = 3e-3;
@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(Families, Upcycled,
                          [](const auto& info) { return std::string(info.param.dense); });
 
 // Expert j of E = 4, G = 2 is slice j mod 2 of the MLP, times 2^(1/3). Its router row is j / 2.
-TEST(Upcycle, SlicesAndScales) {
+TEST(Upcycle, ExpertsAreScaledSlicesOfTheMlp) {
   TestDir dir;
   const std::string out = dir.path("moe"), dense = kData + "/qwen3_v4_packed";
   upcycle({.out = out, .model = dense, .num_experts = 4, .top_k = 2, .granularity = 2});
@@ -148,7 +148,7 @@ TEST(Upcycle, SlicesAndScales) {
 }
 
 // Unknown keys and other files are copied. Keys of the dense class are not.
-TEST(Upcycle, CarriesConfigAndFiles) {
+TEST(Upcycle, CopiesConfigKeysAndOtherFiles) {
   TestDir dir;
   const std::string dense = dir.path("dense"), out = dir.path("moe");
   std::filesystem::copy(kData + "/llama_v4", dense);
@@ -170,7 +170,7 @@ TEST(Upcycle, CarriesConfigAndFiles) {
   for (const char* gone : {"auto_map", "mlp_bias", "attention_bias"}) EXPECT_FALSE(made.contains(gone)) << gone;
 }
 
-TEST(Upcycle, Refuses) {
+TEST(Upcycle, RefusesInvalidSettings) {
   TestDir dir;
   const auto refused = [&](ErrorKind kind, const std::string& text, UpcycleSpec spec) {
     spec.out = dir.path("moe");

@@ -141,7 +141,7 @@ TEST(RankSupervisor, AClosedReaderIsNoFailure) {
 }
 
 // Open MPI ends a process with this code when another one dies in MPI_Init.
-TEST(RankSupervisor, ACodeThatIsNotOursBecomes6) {
+TEST(RankSupervisor, UnknownExitCodesBecome6) {
   const Started rank([] { return 1; });
   EXPECT_THAT(rank.line(),
               HasSubstr("ended with code 1, which is not Moebius's but MPI's or another library's; the run"));
@@ -193,7 +193,7 @@ TEST(RankSupervisor, DoesNotKeepTheLauncherWaiting) {
   EXPECT_EQ(rank.exit_code(), 6);
 }
 
-TEST(RankSupervisor, TheRankEndsWithIt) {
+TEST(RankSupervisor, KillingTheSupervisorEndsTheRank) {
   const Started rank(sleep_until_signal);
   EXPECT_EQ(rank.line(), "ready");
   ::kill(rank.pid(), SIGKILL);

@@ -106,7 +106,7 @@ TEST(HandshakeAcceptor, AcceptsARankThatKnowsTheSecret) {
   EXPECT_EQ(door.refused(), "");
 }
 
-TEST(HandshakeAcceptor, RefusesAnotherSecretAndNone) {
+TEST(HandshakeAcceptor, RefusesAWrongOrMissingSecret) {
   for (const std::string secret : {"another secret!!", ""}) {
     Door door;
     const auto member = door.while_running(0.5, [&] {
@@ -119,7 +119,7 @@ TEST(HandshakeAcceptor, RefusesAnotherSecretAndNone) {
   }
 }
 
-TEST(HandshakeAcceptor, RefusesARankOfAnotherRunOrWithANumberThatCannotBe) {
+TEST(HandshakeAcceptor, RefusesARankOfAnotherRunOrWithAnInvalidNumber) {
   Door door(kSecret, "other");
   EXPECT_FALSE(door.while_running(0.3, [&] { EXPECT_NE(join_with(door.connect(), kSecret), ""); }));
   EXPECT_EQ(door.refused(), "; refused: 127.0.0.1, which is a rank of another run");
@@ -128,7 +128,7 @@ TEST(HandshakeAcceptor, RefusesARankOfAnotherRunOrWithANumberThatCannotBe) {
   EXPECT_EQ(zero.refused(), "; refused: 127.0.0.1, which calls itself rank 0");
 }
 
-TEST(HandshakeAcceptor, FindsThatAnotherRankIsThere) {
+TEST(HandshakeAcceptor, AConnectorReportsThatAnotherRankAnswers) {
   Door door;
   door.while_running(0.3, [&] { EXPECT_EQ(join_with(door.connect(), kSecret, 3, /*to_rank=*/2), "rank 0 is there"); });
 }
@@ -184,7 +184,7 @@ TEST(HandshakeAcceptor, RefusesAReplayedProof) {
 }
 
 // An acceptor that sends back what it got, as its own proof.
-TEST(HandshakeAcceptor, AConnectorFindsAnAcceptorThatCannotProve) {
+TEST(HandshakeAcceptor, AConnectorRefusesAnAcceptorWithoutTheSecret) {
   const Socket listener = listen_at(0, /*loopback_only=*/true);
   const std::jthread echo([&] {
     const Socket s = accept_until(listener, deadline_in(5));

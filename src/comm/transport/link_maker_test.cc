@@ -175,7 +175,7 @@ struct SlowNames {
   std::promise<void> may_end;
 };
 
-TEST(LinkMaker, NamesThatAreNotAnsweredDelayNoOtherCall) {
+TEST(LinkMaker, AnUnresolvedHostNameDelaysNoOtherConnection) {
   SlowNames names;
   Maker named({.rank = 1}), lower({.rank = 2});
   const HostPort place{.host = "node1.example", .port = named.place.port};
@@ -247,7 +247,7 @@ TEST(LinkMaker, LateUnauthenticatedConnectionsAreRefused) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4)) << "a rank waited for the silent one";
 }
 
-TEST(LinkMaker, NothingListensOnceAllHaveCome) {
+TEST(LinkMaker, StopsListeningOnceAllRanksAreConnected) {
   Maker lower({.rank = 2}), higher({.rank = 3, .places = {{}, {}, lower.place}});
   higher.maker->call(2);
   lower.ranks_after(1);
@@ -263,7 +263,7 @@ TEST(LinkMaker, NothingListensOnceAllHaveCome) {
   ADD_FAILURE() << "it still listens";
 }
 
-TEST(LinkMaker, EndsInTheMidstOfACall) {
+TEST(LinkMaker, CanBeDestroyedDuringAConnectionAttempt) {
   const Socket silent = listen_at(0, true);
   Maker higher({.rank = 1, .size = 3, .places = {{.host = "127.0.0.1", .port = port_of(silent)}}});
   higher.maker->call(0);

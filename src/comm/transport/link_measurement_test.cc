@@ -6,7 +6,7 @@ namespace moebius {
 namespace {
 
 // A message of 60 KB over a link with round trips of 0.2 ms.
-TEST(LinkMeasurement, ARateIsTheLinksIfAMessageTookManyRoundTrips) {
+TEST(LinkMeasurement, OnlyMessagesOfManyRoundTripsGiveARate) {
   constexpr double kTrip = 2e-4;
   EXPECT_FALSE(is_rate_of_link(kTrip, 45'000, 3 * kTrip)) << "it took few: the link may be faster";
   EXPECT_TRUE(is_rate_of_link(kTrip, 45'000, 0.045));

@@ -29,12 +29,12 @@ TEST(CheckBatchSplit, PassesWhatCanBeSplit) {
       << "the layers know what a pattern matches";
 }
 
-TEST(CheckBatchSplit, PortableKernelsOfACpuAreNone) {
+TEST(CheckBatchSplit, AcceptsPortableKernelsOnACpu) {
   EXPECT_NO_THROW(
       parse(splitting({"parallel.dispatcher=direct", "precision.compute=bf16", "run.kernels=portable"})).check(2));
 }
 
-TEST(CheckBatchSplit, RefusesTheRestByName) {
+TEST(CheckBatchSplit, ErrorsNameTheUnsupportedSetting) {
   EXPECT_THAT(check_error(splitting({"parallel.dispatcher=allgather"}), 2),
               HasSubstr("parallel.expert_overlap = \"batch_split\" needs parallel.dispatcher = \"direct\", which knows "
                         "the places of all rows before they are sent; set it, or set expert_overlap to \"layer\" "

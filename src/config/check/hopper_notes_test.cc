@@ -16,7 +16,7 @@ RunSpec run_with(PrecisionRecipe recipe, bool fuse_grad, DeviceKind device) {
   return run;
 }
 
-TEST(HopperNotes, NameWhatRunsElsewhere) {
+TEST(HopperNotes, NameSettingsThatRunOnOtherGpus) {
   const std::string ends =
       " needs the kernels of a GPU of compute capability 9.0; on another one the run ends before its first step, and ";
   EXPECT_THAT(hopper_notes(run_with(PrecisionRecipe::fp8_block, true, DeviceKind::cuda)),

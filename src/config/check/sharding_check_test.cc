@@ -27,7 +27,7 @@ TEST(CheckSharding, PassesWhatCanBeCombined) {
           .check(2));
 }
 
-TEST(CheckSharding, RefusesTheRestByName) {
+TEST(CheckSharding, ErrorsNameTheUnsupportedSetting) {
   EXPECT_THAT(
       check_error({"parallel.fsdp_shard=2", "train.global_batch=12"}, 4),
       HasSubstr("parallel.fsdp is false, so weights are whole on each rank; set parallel.fsdp = true, or remove "

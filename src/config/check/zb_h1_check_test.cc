@@ -19,7 +19,7 @@ TEST(CheckZbH1, PassesWhatCanBeCombined) {
   EXPECT_NO_THROW(parse({kZbH1, "precision.compute=bf16", "optimizer.grad=bf16"}).check(2));
 }
 
-TEST(CheckZbH1, RefusesTheRestByName) {
+TEST(CheckZbH1, ErrorsNameTheUnsupportedSetting) {
   EXPECT_THAT(
       check_error({kZbH1, "parallel.pp=2", "parallel.vpp=2", "parallel.layout=E t | t | t | L"}, 2),
       HasSubstr(

@@ -144,7 +144,7 @@ TEST(HfRead, NullHeadsAndWindow) {
 }
 
 // The families that have a meaning for it, as transformers.
-TEST(HfRead, OtherNulls) {
+TEST(HfRead, NullsMeanTheDefaultsOfTransformers) {
   EXPECT_NO_THROW(from({{"model_type", "llama"}, {"attention_dropout", nullptr}, {"rope_scaling", nullptr}}));
   const ModelSpec m =
       from({{"model_type", "deepseek_v3"}, {"num_nextn_predict_layers", nullptr}, {"scoring_func", nullptr}});

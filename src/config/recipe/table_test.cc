@@ -17,7 +17,7 @@ namespace {
 bool is_hf(const std::string& key) { return key.starts_with("model.") && find_hf_key(key.substr(6)); }
 
 // The test lists all keys, so that no key is added by accident.
-TEST(RecipeKeys, AreTheseAndNoOthers) {
+TEST(RecipeKeys, EqualTheListOfAllKeys) {
   const std::string keys =
       "checkpoint.async checkpoint.every checkpoint.keep checkpoint.resume "
       "data.order_by_cost data.pack_documents data.separate_documents data.tokenizer data.train data.valid "
@@ -61,14 +61,14 @@ TEST(RecipeKeys, AreTheseAndNoOthers) {
 }
 
 // The keys of a config.json are Hugging Face's, a table of their own.
-TEST(RecipeKeys, OursAreAtMostAHundred) {
+TEST(RecipeKeys, MoebiusHasAtMostAHundredKeys) {
   const std::vector<std::string> all = recipe_keys();
   const auto ours = std::count_if(all.begin(), all.end(), [](const std::string& key) { return !is_hf(key); });
   EXPECT_EQ(ours + std::ssize(hf_keys()), std::ssize(all));
   EXPECT_LE(ours, 100);
 }
 
-TEST(RecipeKeys, OursHaveAnEffect) {
+TEST(RecipeKeys, EveryKeyOfMoebiusHasAnEffect) {
   const std::vector<std::string> tried = {"true",
                                           "false",
                                           "1",

@@ -69,7 +69,7 @@ TEST(ReadRecipe, RefusesInvalidTomlAndDates) {
               HasSubstr("r.toml:2: values nest deeper than 16; remove brackets"));
 }
 
-TEST(ReadOverride, TomlOrAWord) {
+TEST(ReadOverride, AValueIsTomlOrElseAString) {
   const auto value = [](const std::string& text) { return read_override("a.b=" + text).value; };
   EXPECT_EQ(value("3"), 3);
   EXPECT_EQ(value("3e-4"), 3e-4);
@@ -86,7 +86,7 @@ TEST(ReadOverride, TomlOrAWord) {
   EXPECT_EQ(read_override("a.b=c").where, "--set");
 }
 
-TEST(ReadOverride, Refuses) {
+TEST(ReadOverride, InvalidOverridesAreRefused) {
   const auto text = [](const std::string& set) { return error_text(ErrorKind::usage, [&] { read_override(set); }); };
   EXPECT_THAT(text("a.b"), HasSubstr("--set a.b: expected SECTION.KEY=VALUE, as in --set train.steps=100"));
   EXPECT_THAT(text("=3"), HasSubstr("--set =3: expected SECTION.KEY=VALUE"));

@@ -49,14 +49,14 @@ TEST(ValueRule, FloatsSurviveF32) {
   for (const double bad : {-0.5, 1e-46, 0.999999999999, 1.0}) EXPECT_FALSE(float_in_unit().accepts(bad)) << bad;
 }
 
-TEST(ValueRule, Names) {
+TEST(ValueRule, OneOfAcceptsOnlyItsNames) {
   EXPECT_EQ(one_of({"a", "b"}).expects, "\"a\" or \"b\"");
   EXPECT_TRUE(one_of({"a", "b"}).accepts("b"));
   EXPECT_FALSE(one_of({"a", "b"}).accepts("c"));
   EXPECT_FALSE(one_of({"a", "b"}).accepts(1));
 }
 
-TEST(Shown, IsAsWrittenAndShort) {
+TEST(Shown, QuotesStringsAndShortensLongValues) {
   EXPECT_EQ(shown("x"), "\"x\"");
   EXPECT_EQ(shown(json{1, 2}), "[1,2]");
   EXPECT_EQ(shown(std::numeric_limits<double>::quiet_NaN()), "nan");

@@ -15,7 +15,7 @@ ModelSpec model(const RopeScaling& scaling) {
   return m;
 }
 
-TEST(RopeFrequencies, PlainHasNoneOfItsOwn) {
+TEST(RopeFrequencies, WithoutScalingThereIsNoTable) {
   const RopeFrequencies f = rope_frequencies(model({}));
   EXPECT_TRUE(f.values.empty());
   EXPECT_EQ(f.magnitude, 1.0);

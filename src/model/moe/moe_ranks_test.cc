@@ -183,7 +183,7 @@ TEST_P(MoeSavedInEightBits, EqualsOneRank) {
 }
 
 // Rows are rounded, whatever their source: kept, recomputed, in pages of a budget, and beyond them.
-TEST_P(MoeSavedInEightBits, WhateverIsRecomputed) {
+TEST_P(MoeSavedInEightBits, RoundsKeptRecomputedAndSpilledRowsTheSameWay) {
   const auto run = [](const MoeCase& c) {
     std::map<int, Outcome> all;
     testing::on_moe_ranks(c, [&](const MoeRank& rank, int number) { all[number] = rank.outcome(); });
@@ -284,7 +284,7 @@ TEST(QuantisedMoe, BlocksAreNotSplitOverRanks) {
 }
 
 // The gate or the up projection cannot be kept without the other, since they are one product.
-TEST(QuantisedMoe, KeptPartsOfAProductGoTogether) {
+TEST(QuantisedMoe, GateAndUpAreKeptTogether) {
   EXPECT_THAT(
       construction_error({.precision = {.recipe = PrecisionRecipe::fp8_block, .keep = {"*.gate_proj.weight"}}}),
       ::testing::HasSubstr("precision.keep: expected patterns that match all parts of mlp.experts.gate_up_proj"));

@@ -16,7 +16,7 @@ AttentionShape causal(int64_t batch, int64_t rows, int64_t heads, int64_t kv_hea
           .v_width = width == 192 ? 128 : width};
 }
 
-TEST(AttentionChoice, IsTheMeasuredTable) {
+TEST(AttentionChoice, CudnnIsChosenByTheMeasuredTable) {
   const AttentionShape qwen = causal(8, 4096, 32, 4, 128), long_qwen = causal(1, 131072, 32, 4, 128),
                        latent = causal(1, 32768, 128, 128, 192), small = causal(1, 512, 32, 4, 128),
                        narrow = causal(8, 4096, 64, 8, 64);
@@ -43,7 +43,7 @@ TEST(AttentionChoice, IsTheMeasuredTable) {
   }
 }
 
-TEST(AttentionChoice, AWindowThatCoversTheSequenceIsNone) {
+TEST(AttentionChoice, AWindowThatCoversTheSequenceIsIgnored) {
   const Tensor q = testing::null_tensor({600, 4, 64}, DType::bf16);
   AttentionFwd a{.q_THd = q, .k_UGd = q, .v_UGd = q, .batch = 2, .window = 299};
   EXPECT_EQ(attention_shape(a).window, 299);

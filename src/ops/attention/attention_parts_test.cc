@@ -189,7 +189,7 @@ void AttentionPartsTest::expect_added_gradients() {
 TEST_P(AttentionPartsTest, OutputsMergeToTheWhole) { expect_merged_outputs(); }
 TEST_P(AttentionPartsTest, GradientsAddUpToThoseOfTheWhole) { expect_added_gradients(); }
 
-TEST_P(AttentionPartsTest, OwnKernelsAndCudnnDoBoth) {
+TEST_P(AttentionPartsTest, OwnKernelsAndCudnnEqualWholeAttention) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
   for (const AttentionKernels kernels : {AttentionKernels::own, AttentionKernels::cudnn}) {
     kernels_ = kernels;
@@ -198,7 +198,7 @@ TEST_P(AttentionPartsTest, OwnKernelsAndCudnnDoBoth) {
   }
 }
 
-TEST_P(AttentionPartsTest, OneKernelAndRecomputedScoresAddUpToo) {
+TEST_P(AttentionPartsTest, SummedGradientsOfEachPathEqualWholeAttention) {
   if (!testing::has_hopper_kernel(s_, c_.dtype, d, dv)) GTEST_SKIP() << "bf16 of some widths";
   kernels_ = AttentionKernels::own;
   for (const AttentionBwdPath path : {AttentionBwdPath::one_kernel, AttentionBwdPath::recomputed}) {
@@ -207,7 +207,7 @@ TEST_P(AttentionPartsTest, OneKernelAndRecomputedScoresAddUpToo) {
   }
 }
 
-TEST_P(AttentionPartsTest, PortableKernelsDoBoth) {
+TEST_P(AttentionPartsTest, PortableKernelsEqualWholeAttention) {
   if (s_.device() != DeviceKind::cuda || c_.dtype != DType::bf16) GTEST_SKIP() << "bf16 on a GPU";
   const testing::PortableScope portable(s_);
   expect_merged_outputs();

@@ -113,7 +113,7 @@ int64_t bwd_bytes(const GpuKernels& on, int64_t width) {
   return planned_scratch_bytes(a, s, on);
 }
 
-TEST(AttentionScratch, IsThatOfTheKernelsThatMayRun) {
+TEST(AttentionScratch, CountsOnlyKernelsThatMayRun) {
   constexpr int64_t kSums = int64_t{2} * 4 * 8 * 4096 * 32;  // all that portable kernels need
   for (const int64_t width : {64, 96, 128, 256})
     for (const bool is_hopper : {true, false})

@@ -36,7 +36,7 @@ TEST(AttentionSlices, TilesOfAWindowAreABand) {
   EXPECT_EQ(window.tiles_before(5), 1 + 2 + 2 + 2 + 2);
 }
 
-TEST(AttentionSlices, HeadsAreWholeWhereSomeFit) {
+TEST(AttentionSlices, QueriesAreNotCutIfWholeHeadsFit) {
   const DsSizes qwen{8, 4096, 32, 4, 128, 128}, latent{8, 4096, 128, 128, 192, 128};
   for (const DsSizes& z : {qwen, latent}) {
     const DsPlan plan = ds_plan(z, 1280 * kMiB);
@@ -140,7 +140,7 @@ TEST(AttentionSlices, OneKernelHasWholeTiles) {
   EXPECT_EQ(latent.dq_bytes, 147 * 3 * kMiB);
 }
 
-TEST(AttentionSlices, ThePathFollowsFromTheShape) {
+TEST(AttentionSlices, BackwardPathIsChosenByTheShape) {
   using enum AttentionBwdPath;
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128}), one_kernel);
   EXPECT_EQ(bwd_path({8, 4096, 32, 4, 128, 128, 1024}), one_kernel);
@@ -195,7 +195,7 @@ TEST(AttentionSlices, PartsWithWindowsHaveFiveProductsUnlessSevenAreLessWork) {
   }
 }
 
-TEST(AttentionSlices, NoneIfDocumentsDoNotFitOrThereAreNoRows) {
+TEST(AttentionSlices, ThereAreNoSlicesWithoutRowsOrIfDocumentsDoNotFit) {
   EXPECT_TRUE(ds_plan({1, 32768, 32, 4, 128, 128, 0, true}, 1280 * kMiB).slices.empty());
   EXPECT_TRUE(ds_plan({1, 0, 32, 4, 128, 128}, 1280 * kMiB).slices.empty());
   EXPECT_EQ(ds_plan({1, 2048, 8, 4, 128, 128, 0, true}, 1280 * kMiB).slices.size(), 1u);

@@ -292,7 +292,7 @@ TEST_P(AttentionTest, PortableKernelsEqualTheReference) {
   }
 }
 
-TEST(AttentionOnCuda, OnlyTheMeasuredVersionOfCudnnIsAsked) {
+TEST(AttentionOnCuda, CudnnIsUsedOnlyInTheMeasuredVersion) {
   EXPECT_TRUE(is_measured_cudnn(91900));
   EXPECT_TRUE(is_measured_cudnn(91902));
   for (const int64_t version : {91200, 91801, 92000, 100190}) EXPECT_FALSE(is_measured_cudnn(version)) << version;
@@ -441,7 +441,7 @@ TEST(Attention, BadArgumentsAreNamed) {
             "attention_bwd: q and k must have the same rows; got f32[2, 3, 2] and f32[4, 3, 2]");
 }
 
-TEST(AttentionOnCuda, PathsOfOtherKernelsAreRefused) {
+TEST(AttentionOnCuda, AHopperPathIsRefusedForUnsupportedShapes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(1);
   Stream s(*testing::accelerator(), pool);

@@ -18,7 +18,7 @@ TEST(LanePairs, EveryBf16RoundTrips) {
 }
 
 // Ties to even, values that round up to the next binade and to infinity.
-TEST(LanePairs, NumbersBetweenAreRoundedAsOnes) {
+TEST(LanePairs, RoundsAsTheScalarConversion) {
   for (const uint32_t high :
        {0x0000u, 0x0001u, 0x3f80u, 0x3f81u, 0x3fffu, 0x7f7fu, 0x7f80u, 0x7fc1u, 0x7fffu, 0xbf81u, 0xff80u, 0xffffu}) {
     for (const uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {

@@ -112,7 +112,7 @@ TEST_P(SortedRowsTest, AreWhereTheReferencePutsThem) {
 INSTANTIATE_TEST_SUITE_P(Shapes, SortedRowsTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
 // Zeros are then a token without experts.
-TEST(SortedRows, PackedRoutesMayCountFromOne) {
+TEST(SortedRows, PackedRoutesMayNumberExpertsFromOne) {
   testing::on_each_device([](Stream& s) {
     Array topk = Array::of_ints({2, 2}, {3, 0, 5, 1}), kept = Array::of_ints({2, 2}, {0, 1, -1, 0});
     Array weight = Array::of({2, 2}, DType::f32, {0, 0, 0, 0}), routes = Array::poisoned({2, 4}, DType::i32);

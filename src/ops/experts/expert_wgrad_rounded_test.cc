@@ -65,7 +65,7 @@ void tell_differences(const testing::Values& got, const testing::Values& want) {
 }
 
 // Both add to the same values, or store over NaN.
-TEST_P(ExpertWgradRoundedTest, HasTheBitsOfAPassAfterIt) {
+TEST_P(ExpertWgradRoundedTest, HasTheBitsOfASeparateRoundingPass) {
   const bool on_gpu = s_.device() == DeviceKind::cuda;
   if (on_gpu && !uses_hopper_kernels(s_)) GTEST_SKIP() << "only kernels of Hopper GPUs round";
   if (on_gpu && c().D % 8 + c().F % 8 != 0) GTEST_SKIP() << "columns are not multiples of 8";
@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertWgradRoundedTest, ::testing::ValuesIn(tes
                            return info.param.c.name + "_" + std::string(name_of(info.param.device));
                          });
 
-TEST(ExpertWgradRounded, NeedsSidesInBf16) {
+TEST(ExpertWgradRounded, NeedsOperandsInBf16) {
   testing::on_each_device([](Stream& s) {
     ExpertProblem p({.name = "f32", .T = 9, .D = 8, .F = 8, .counts = {5, 4}});
     Array dw = Array::poisoned({2, 16, 8}, DType::bf16);

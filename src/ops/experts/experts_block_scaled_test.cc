@@ -204,7 +204,7 @@ struct DownProblem {
 };
 
 // Each expert's weights have a scale of their own, and all rows share one.
-TEST(TensorScaledExperts, NumbersThatAreNotFiniteReachWhatSharesTheirScale) {
+TEST(TensorScaledExperts, NonFiniteValuesAffectAllThatShareTheirScale) {
   testing::on_each_device([](Stream& s) {
     using P = DownProblem;
     const Array a = P::numbers({P::R, P::F}, 1), w2 = P::numbers({3, P::D, P::F}, 2);

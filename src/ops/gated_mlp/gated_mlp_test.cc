@@ -119,7 +119,7 @@ TEST_P(GatedMlpTest, OtherGpusHaveTheReferenceInBothPasses) {
 }
 
 // Each block walks over many tiles, which changes no sum.
-TEST_P(GatedMlpTest, FewBlocksMakeTheSameBits) {
+TEST_P(GatedMlpTest, FewBlocksGiveTheSameBits) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "blocks are a GPU's";
   Problem p(c());
   const std::vector<Array> all = run(s_, p, true).all();

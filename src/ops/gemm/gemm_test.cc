@@ -395,7 +395,7 @@ TEST(QuantisedGemm, ScalesOfTensorsEqualTheReferenceOnEachDevice) {
     expect_products_of_reference({ScaleLayout::per_tensor, ScaleLayout::per_tensor, of_x, DType::f8_e5m2});
 }
 
-TEST(QuantisedGemm, SumsRunAlongTheRowsOfData) {
+TEST(QuantisedGemm, RefusesDataNotQuantisedAlongTheSum) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
   Array c({4, 6}, DType::f32);

@@ -27,7 +27,7 @@ TEST(PortableGemmConfig, IsTheDeepestThatFitsTheGpu) {
 }
 
 // One block multiplies while the other is in its epilogue, where a multiprocessor has the memory for both.
-TEST(PortableGemmConfig, IsAPairWhereTheEpilogueDoesMoreThanStore) {
+TEST(PortableGemmConfig, UsesTwoBlocksPerMultiprocessorForLongEpilogues) {
   for (const GpuLimits& gpu : {kH100, kB200}) {
     EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 128), gpu), kPortablePair);
     GroupedGemmDesc up = rows(32768, 2048, 128);

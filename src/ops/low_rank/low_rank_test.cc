@@ -226,7 +226,7 @@ TEST_P(LowRankTest, ActivationsEqualTheReference) {
 }
 
 // Two maps of a matrix with rows of others between and after them.
-TEST(LowRank, BlocksAreFactorsOfAllRows) {
+TEST(LowRank, BlocksArePaddedWithZerosToAllRows) {
   constexpr int64_t kExperts = 3, kRows = 9, kFromRows = 5, kRank = 2;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     testing::on_each_device([&](Stream& s) {

@@ -250,7 +250,7 @@ TEST_P(OptimizerFormats, ShardsHaveTheBitsOfTheWhole) {
 }
 
 // A CUDA graph reads the step from memory, and draws with it.
-TEST_P(OptimizerFormats, AStepInMemoryDrawsTheSame) {
+TEST_P(OptimizerFormats, AStepInDeviceMemoryGivesTheSameRandomBits) {
   Arrays by_argument = arrays(1000, c(), 1), in_memory = by_argument, other_step = by_argument;
   Array scale = Array::of({1}, DType::f32, {0.5}), lr_and_step = Array::of({2}, DType::f64, {0.125, 7});
   const UpdatedTensor a = tensor(by_argument, c()), b = tensor(in_memory, c()), d = tensor(other_step, c());

@@ -110,7 +110,7 @@ TEST(IndexArrivals, EqualsTheDefinition) {
   });
 }
 
-TEST(GatherRows, TakesWholeRowsAndNoMoreThanThereAre) {
+TEST(GatherRows, WritesOnlyRowsBelowTheLastOffset) {
   testing::on_each_device([](Stream& s) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::i32}) {
       for (const int64_t D : {1, 3, 8, 64}) {

@@ -65,7 +65,7 @@ TEST(QkClip, ScalesRotatedQueriesByAllOfGamma) {
 }
 
 // A rank owns any range of elements, and the bits are those of the whole, in each form of masters.
-TEST(QkClip, SharesAreTheWhole) {
+TEST(QkClip, ShardsHaveTheBitsOfTheWhole) {
   Rig rig;
   constexpr int64_t kCols = 300, kRows = 8, n = kCols * kRows;
   std::vector<float> max{3, 1, 5, 2.5f};

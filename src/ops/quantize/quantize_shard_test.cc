@@ -51,7 +51,7 @@ void expect_the_whole(Stream& s, Array x, DType rounded) {
   }
 }
 
-TEST(QuantizeShard, SharesAreTheWhole) {
+TEST(QuantizeShard, ShardsHaveTheBitsOfTheWhole) {
   testing::on_each_device([](Stream& s) {
     for (const DType rounded : {DType::f32, DType::bf16})
       for (const Shape& shape : {Shape{3, 5}, Shape{5, 130}, Shape{260, 129}, Shape{3, 130, 141}, Shape{2, 256, 384}})

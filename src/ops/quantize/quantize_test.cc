@@ -220,7 +220,7 @@ TEST_P(QuantizeTest, PartsOfWholeBlocksHaveTheBytesOfTheWhole) {
   EXPECT_EQ(part.values(s_), Values(all.begin() + 128 * c.cols, all.end()));
 }
 
-TEST_P(QuantizeTest, ABlockIsAsGoodAsItsNumbers) {
+TEST_P(QuantizeTest, NonFiniteValuesAffectOnlyTheirBlock) {
   const Case& c = this->c();
   if (c.rows < 129) return;
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
@@ -359,7 +359,7 @@ TEST(Quantize, StochasticRoundingIsRightOnAverage) {
   });
 }
 
-TEST(Quantize, DrawsBelongToRowsAndNotToCalls) {
+TEST(Quantize, StochasticRoundingDependsOnTheRowAndNotOnTheCall) {
   testing::on_each_device([](Stream& s) {
     Values v = Array::normal({64, 32}, DType::f32, 1).values();
     v[0] = v[40 * 32] = 9;  // both parts have the largest number

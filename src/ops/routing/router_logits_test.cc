@@ -226,7 +226,7 @@ TEST(RouterLogits, OfFewRowsEqualTheReferenceRowByRow) {
   });
 }
 
-TEST(RouterLogits, NoDxIsNotWritten) {
+TEST(RouterLogits, AnAbsentDxIsNotWritten) {
   testing::on_each_device([](Stream& s) {
     Array x = Array::normal({3, 4}, DType::f32, 1), w = Array::normal({2, 4}, DType::f32, 2), dw({2, 4}, DType::f32);
     Array dlogits = Array::normal({3, 2}, DType::f32, 3);
@@ -371,7 +371,7 @@ TEST(BalanceLoss, BadArgumentsAreNamed) {
             "balance_stats: without segments there is one; got f32[2, 3]");
 }
 
-TEST(ExpertBias, MovesTowardsTheMeanAndForgetsTheLoad) {
+TEST(ExpertBias, FollowsTheLoadImbalanceAndResetsTheLoad) {
   testing::on_each_device([](Stream& s) {
     Array bias = Array::of({4}, DType::f32, {0, 1, 0, -1});
     Array load = Array::of({4}, DType::i64, {5, 3, 4, 4});

@@ -118,7 +118,7 @@ TEST_P(RouteTest, SameBitsForAnyTeamAndDevice) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i].bytes(), want[i].bytes()) << "array " << i;
 }
 
-TEST_P(RouteTest, CapacityWithRoomEqualsDroplessBitwise) {
+TEST_P(RouteTest, SufficientCapacityEqualsDroplessBitwise) {
   Case c = this->c();
   c.rule.capacity = 0;
   Routing dropless(c.T, c.E, c.K);
@@ -158,7 +158,7 @@ struct Scalar {
   }
 };
 
-TEST_P(RouteTest, GradientIsThatOfTheWholeScalar) {
+TEST_P(RouteTest, GradientsEqualFiniteDifferencesOfAllTerms) {
   const Case& c = this->c();
   Array logits = logits_of(c);
   Routing r(c.T, c.E, c.K);
@@ -262,7 +262,7 @@ TEST(Route, LoadAndDropsAccumulate) {
   });
 }
 
-TEST(Route, AlikeWeightsDropLaterTokensAndNothingIsNormalisedAgain) {
+TEST(Route, EqualWeightsDropLaterTokensWithoutRenormalising) {
   testing::on_each_device([](Stream& s) {
     for (const RouteDrop drop : {RouteDrop::probs, RouteDrop::position}) {
       Routing r(3, 2, 2);
@@ -317,7 +317,7 @@ TEST(Route, SinkhornBalancesWhatTopKDoesNot) {
   });
 }
 
-TEST(Route, ForcedIsExact) {
+TEST(Route, ForcedChoiceIsExactlyBalanced) {
   testing::on_each_device([](Stream& s) {
     Routing r(64, 8, 2);
     r.run(s, Array::normal({64, 8}, DType::f32, 3), Array(), {.choice = RouteChoice::forced});

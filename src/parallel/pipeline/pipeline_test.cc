@@ -344,7 +344,7 @@ TEST(Pipeline, DelayedWeightsAreHeldByThePlan) {
 }
 
 // One micro-batch at a time, all stages there and back, is the obvious way; forwards alone leave the loss.
-TEST(Pipeline, OneMicroBatchAlone) {
+TEST(Pipeline, OneMicroBatchAtATimeEqualsOneRank) {
   const Case c{"", 2, 4, {.num_virtual = 2, .num_micro_batches = 2}};
   const Results expected = run_on_one_rank(c);
   expect_equal(run_on_ranks(c,
@@ -375,7 +375,7 @@ TEST(Pipeline, OneStageIsTheModel) {
 }
 
 // Each border carries each micro-batch once in each direction, one [T, D] tensor.
-TEST(Pipeline, SendsOneTensorABorder) {
+TEST(Pipeline, SendsOneTensorPerStageBoundary) {
   const Case c{"", 3, 6, {.num_virtual = 2, .num_micro_batches = 3}, DType::bf16};
   run_on_ranks(c, [](TestRank& rank) {
     rank.run_step();
@@ -412,7 +412,7 @@ TEST(Pipeline, TiedEmbeddingsAreOneTensor) {
   expect_equal(got, expected);
 }
 
-TEST(Pipeline, HoldsAsManySetsAsTheSimulation) {
+TEST(Pipeline, HoldsTheSimulatedNumberOfSavedSets) {
   const ModelSpec model = tiny_model(4);
   const PipelineSpec spec{.num_virtual = 2, .num_micro_batches = 8};
   const SimulatedSchedule r = simulate(schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 8}),

@@ -21,7 +21,7 @@ std::string compute_order(const Schedule& schedule, size_t pp_rank) {
   return order;
 }
 
-TEST(Schedule, OfOneRankIsItsList) {
+TEST(Schedule, OfOneRankHasOnlyTheActionsOfThatRank) {
   for (const PipelineShape& shape : {PipelineShape{.num_ranks = 3, .num_micro_batches = 7},
                                      PipelineShape{.num_ranks = 2, .num_virtual = 3, .num_micro_batches = 4}}) {
     const Schedule all = schedule_1f1b(shape);
@@ -47,7 +47,7 @@ TEST(Schedule1f1b, OrderOfVirtualStages) {
   EXPECT_EQ(compute_order(s, 1), "f0.1 f1.1 f0.3 b0.3 f1.3 b1.3 f2.1 b0.1 f3.1 b1.1 f2.3 b2.3 f3.3 b3.3 b2.1 b3.1 ");
 }
 
-TEST(Schedule1f1b, GroupsAndAShorterLastOne) {
+TEST(Schedule1f1b, OrderWithAShorterLastGroup) {
   const Schedule s = schedule_1f1b({.num_ranks = 2, .num_virtual = 2, .num_micro_batches = 5, .group = 3});
   EXPECT_EQ(compute_order(s, 1),
             "f0.1 f1.1 f2.1 f0.3 b0.3 f1.3 b1.3 f2.3 b2.3 f3.1 b0.1 f4.1 b1.1 f3.3 b2.1 f4.3 b3.3 b4.3 b3.1 b4.1 ");

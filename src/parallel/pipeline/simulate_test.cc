@@ -96,7 +96,7 @@ TEST(SimulatedSchedule, BubbleOfZbH1EqualsTheory) {
 
 // Sends that are waited for at once block no rank forever, since receives are opened before them.
 // The lists that take one micro-batch at a time can be simulated for any shape.
-TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
+TEST(SimulatedSchedule, SequentialAndNonOverlappedSchedulesDoNotDeadlock) {
   for (const PipelineShape& shape : legal_shapes(8, 4, 16)) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
                              shape.group_size()));
@@ -119,7 +119,7 @@ TEST(SimulatedSchedule, ListsWithoutOverlapAndInTurnDoNotDeadlock) {
 }
 
 // Memory is planned for the tensors that the lists hold at a time, and never for more.
-TEST(SimulatedSchedule, PlacementNeedsTheirPeaks) {
+TEST(SimulatedSchedule, PlacedBuffersEqualTheSimulatedPeaks) {
   for (const PipelineShape& shape : legal_shapes(5, 3, 9)) {
     SCOPED_TRACE(fmt::format("P {} V {} M {} G {}", shape.num_ranks, shape.num_virtual, shape.num_micro_batches,
                              shape.group_size()));
@@ -235,7 +235,7 @@ TEST(SimulatedSchedule, NamesTheCycleOfBuffers) {
 }
 
 // Ranks outside of the cycle are not named.
-TEST(SimulatedSchedule, NamesTheCycleAlone) {
+TEST(SimulatedSchedule, NamesOnlyTheRanksOfTheCycle) {
   Schedule s = schedule_1f1b({.num_ranks = 3, .num_micro_batches = 2});
   s.actions[1] = {receive(f, 0, 1), receive(f, 1, 1), receive(b, 0, 1), receive(b, 1, 1), run(f, 0, 1),  send(f, 0, 1),
                   run(b, 0, 1),     run(w, 0, 1),     send(b, 0, 1),    run(f, 1, 1),     send(f, 1, 1), run(b, 1, 1),
@@ -324,7 +324,7 @@ TEST_F(SimulateRefuses, MissingAndRepeatedPasses) {
   EXPECT_THAT(error_of(s_), HasSubstr("never does"));
 }
 
-TEST_F(SimulateRefuses, ABackwardAmongForwardsAlone) {
+TEST_F(SimulateRefuses, ABackwardPassInAForwardOnlySchedule) {
   s_.shape.backward = false;
   EXPECT_EQ(error_of(s_),
             "simulate: rank 0 lists the receive for input backward of micro-batch 0, stage 0; the schedule has only "
@@ -356,7 +356,7 @@ TEST_F(SimulateRefuses, PassesOutOfOrder) {
               HasSubstr("must list the send after forward of micro-batch 0, stage 0 before the wait for"));
 }
 
-TEST_F(SimulateRefuses, ChannelsInTwoOrders) {
+TEST_F(SimulateRefuses, SendsAndReceivesInDifferentOrders) {
   exchange(receive(f, 0, 1), receive(f, 1, 1));
   list(1).insert(list(1).begin(), receive(f, 0, 1));
   list(1).erase(std::find(list(1).begin() + 1, list(1).end(), receive(f, 0, 1)));

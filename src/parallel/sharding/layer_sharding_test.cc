@@ -164,7 +164,7 @@ TEST(LayerWeights, ComeFromShardsAfterTheFirstGather) {
 }
 
 // A CUDA graph gathers the weights that it reads, whatever the buffers held when it was captured.
-TEST(LayerWeights, AreGatheredInEachOfClosedPasses) {
+TEST(LayerWeights, AreGatheredAgainInEachCapturedPass) {
   for (const int64_t shard : {0, 2}) {
     run_threads(4, {.timeout_s = 30}, [&](Transport& world) {
       ShardedRank rank(world, {.overlap = true, .shards_weights = true}, 3, {}, shard);

@@ -24,7 +24,7 @@ RunSpec small(std::vector<std::string> set) {
 
 // `moebius bench machine` writes fp8_tflops = 0: such a file of a Hopper GPU has the kernels, and products in 8 bits
 // count at the rate of bf16. Operands are then not widened.
-TEST(OnMachine, KernelsForHopperNeedNoRateIn8Bits) {
+TEST(OnMachine, HopperKernelsAreUsedWithoutAMeasuredFp8Rate) {
   const RunSpec run = small({"precision.recipe=\"fp8_tensor\""});
   const auto predicted = [&](const PlanMachine& m) {
     PartLibrary parts;

@@ -71,7 +71,7 @@ TEST(WorkTime, OfExpertsWithFewRowsDoesNotGrowWithThem) {
 }
 
 // A separate kernel recomputes the scores of a forward pass, and the ranks exchange their largest logits.
-TEST(WorkTime, OfTheLargestLogits) {
+TEST(WorkTime, OfQkClipIncludesRecomputedScores) {
   PartLibrary parts;
   const auto predicted = [&](std::vector<std::string> set, const char* name) {
     set.insert(set.end(), {"model.num_hidden_layers=2", "model.qk_norm=false"});

@@ -86,7 +86,7 @@ TEST(ShardedLayers, WaitNoLongerThanTheExchangesTake) {
 }
 
 // Each stage waits for its first layer. A frozen layer below has no backward pass.
-TEST(ShardedLayers, OfSeveralStages) {
+TEST(ShardedLayers, EachStageWaitsForItsFirstLayer) {
   EXPECT_GT(Case(6, 2, true).time({3, 3}).weights.exposed_s, Case(6, 2, true).time({6}).weights.exposed_s);
   Case frozen(5, 1, true);
   for (size_t i = 0; i < 3; ++i) frozen.passes[i].has_backward = false;

@@ -19,7 +19,7 @@ TEST(HostLink, TheRateIsThatOfTheLastStep) {
             "GB/s");
 }
 
-TEST(HostLink, WithoutStatesOnAHostNothingIsKnown) {
+TEST(HostLink, RateIsUnknownWithoutStatesOnTheHost) {
   for (HostLink link : {HostLink(), HostLink(0, 1)}) {
     for (int i = 0; i < 20; ++i) link.add_step({.states_s = 1}, 1);
     EXPECT_FALSE(link.is_known());

@@ -108,7 +108,7 @@ TEST(Dispatcher, IsOfTheKindThatWasChosen) {
 
 // A bound of 1.5 times the even share: enough if experts are chosen evenly, and an error on every rank if all tokens
 // choose the experts of one rank.
-TEST(Dispatcher, ABoundOnRowsIsKeptOrRefused) {
+TEST(Dispatcher, MoreRowsThanTheBoundAreAnErrorOnEveryRank) {
   for (const Choice choice : {Choice::even, Choice::one}) {
     run_threads(2, {.timeout_s = 60}, [&](Transport& transport) {
       const Mesh mesh({.dp = 2, .ep = 2}, transport);
@@ -156,7 +156,7 @@ TEST(Dispatcher, ABoundIsNoMoreThanTheWorstCase) {
 }
 
 // The other copy of the experts (edp) has no such error, and ends because of it.
-TEST(Dispatcher, ABoundThatOneCopyBreaksEndsTheRun) {
+TEST(Dispatcher, ABoundExceededInOneCopyOfTheExpertsEndsTheRun) {
   const auto body = [](Transport& transport) {
     const Mesh mesh({.dp = 4, .ep = 2, .edp = 2}, transport);
     const bool breaks = transport.rank() < 2;

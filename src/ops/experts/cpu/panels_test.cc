@@ -84,7 +84,7 @@ TEST(Panels, ProductEqualsTheReference) {
 }
 
 // The same matrix stored along k and across k packs to the same words, gathered or not.
-TEST(Panels, AlongAndAcrossPackTheSameWords) {
+TEST(Panels, BothStorageOrdersPackToTheSameWords) {
   for_each_math([](DType dtype, const PanelMath& math) {
     for (const Product& p : kProducts) {
       const int64_t width = p.cols == kPanelCols ? p.cols + 5 : p.cols;
