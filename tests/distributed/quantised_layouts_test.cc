@@ -190,8 +190,8 @@ bool adds_shares(const ParallelSpec& layout) {
 }
 
 // The rule of blocks: a product of dW has the tokens that a rank computes together. For dense layers these are the
-// tokens of a micro-batch over cp. For experts they are those of the ep * etp ranks that share them, where tp * cp ranks
-// have one micro-batch. `micro_batch`: sequences, of 2 on one rank.
+// tokens of a micro-batch over cp. For experts they are those of the ep * etp ranks that share them, where tp * cp
+// ranks have one micro-batch. `micro_batch`: sequences, of 2 on one rank.
 bool has_blocks_of_one_rank(const std::string& name, const ParallelSpec& layout, int64_t micro_batch) {
   const bool is_expert = name.find(".experts.") != std::string::npos;
   return is_expert ? micro_batch * layout.ep * layout.etp == 2 * layout.tp * layout.cp : micro_batch == 2 * layout.cp;
@@ -222,8 +222,8 @@ std::map<std::string, double> distances_of_matrices(const LayoutOutcome& got, co
 // Sums over micro-batches in another order differ by a few 2^-24.
 constexpr double kSumsOfMicroBatches = 4e-6;
 // A scale is a power of two. So another block changes only what is below the normal range of E4M3 with one of the
-// two scales, by at most 2^-9 of the larger scale. The largest number of that block is above 224 scales. So the change is
-// at most 2^-16 of that number. It is taken to be at most 8 times the block's root mean square, in both operands of dW.
+// two scales, by at most 2^-9 of the larger scale. The largest number of that block is above 224 scales. So the change
+// is at most 2^-16 of that number. That is taken to be at most 8 times the root mean square, in both operands of dW.
 constexpr double kOtherBlocks = 2 * 8 * 0x1p-16;
 
 struct OneRank {
@@ -255,9 +255,9 @@ std::string differences(const QuantisedLayoutCase& c, int64_t micro_batch, const
   return found;
 }
 
-// In about half of the runs where ranks add shares, some number is so near a tie that it rounds the other way. Which runs
-// these are depends on the order of sums, and so on the CPU. So such a layout needs the numbers of one rank with one of
-// these seeds. If it had other operands, it would have them with none.
+// In about half of the runs where ranks add shares, some number is so near a tie that it rounds the other way. Which
+// runs these are depends on the order of sums, and so on the CPU. So such a layout needs the numbers of one rank with
+// one of these seeds. If it had other operands, it would have them with none.
 constexpr uint64_t kMoreSeeds[] = {77, 301, 19, 31, 5, 11, 17};
 
 // Runs the model on one rank and on each of the layouts. micro_batch: sequences of a layout's, not of one rank's.
