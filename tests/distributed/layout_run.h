@@ -35,9 +35,13 @@ struct LayoutModel {
   std::vector<std::string> freeze = {};  // patterns of parameters that are not trained
   bool lora = false;                     // adapters beside every matrix that can have one; nothing else is trained
   bool dropout = false;                  // of the input of adapters
-  // Products of fp8_block, except the gradients of weights, whose blocks are of the tokens that a rank computes
-  // together. The widths are such that no block is split.
+  int64_t seq = 8, sequences = 24;       // tokens of a sequence; sequences of a global batch
+  // Products of a recipe. The widths are such that two ranks of tp, and two of etp, split no block. The gradients of
+  // weights are not quantised by default, since their blocks are of the tokens that a rank computes together.
   bool quantised = false;
+  PrecisionRecipe recipe = PrecisionRecipe::fp8_block;
+  WeightGradientPrecision weight_gradients = WeightGradientPrecision::compute;
+  uint64_t seed = 0;             // of the weights; 0: that of layout_seed
   bool wide = false;             // the widths of quantised, which tensor cores take
   bool narrow_rows = false;      // quantised: rows are sent to experts in 8 bits
   bool held_in_8_bits = false;   // quantised: weights are held and exchanged in 8 bits
@@ -67,7 +71,8 @@ struct LayoutOutcome {
   double choice_gap = std::numeric_limits<double>::infinity();
 };
 
-// Settings of the run of the steps. On one kind of device, they do not change the numbers, but for the last two.
+// Settings of the run of the steps. On one kind of device, they do not change the numbers, but for the last two
+// and num_micro_batches.
 struct LayoutWay {
   bool overlap = true;
   RecomputeSpec recompute = {};
@@ -83,7 +88,15 @@ struct LayoutWay {
   int64_t num_micro_batches = 0;  // of a step on each rank; 0: those of the whole global batch
   int64_t fsdp_shard = 0;         // ranks that share a layer; changes no bit
   double qk_clip = 0;             // changes the numbers
+  // Sequences of a micro-batch; 0: two. With a number the loss `aux`, which is defined on a micro-batch, is left out.
+  int64_t micro_batch = 0;
 };
+
+inline constexpr int64_t kLayoutVocab = 60;
+
+ModelSpec layout_model_spec(const LayoutModel& what);
+// Returns the seed of the weights, with which no choice of experts is near a tie on one rank.
+uint64_t layout_seed(const LayoutModel& what);
 
 // Returns the layout with other work during the exchanges of MoE layers, which must give the same bits.
 inline ParallelSpec with_expert_overlap(ParallelSpec layout) {
