@@ -12,7 +12,7 @@ SharedExpert::SharedExpert(const LayerContext& c, const std::string& prefix)
       D_(c.model.hidden_size),
       chunk_(row_chunk(c)),
       dtype_(c.dtype),
-      mlp_(of_chunk(c, chunk_), prefix + ".shared_experts", c.model.shared_intermediate_size) {
+      mlp_(chunk_ < t_ ? of_chunk(c, chunk_) : c, prefix + ".shared_experts", c.model.shared_intermediate_size) {
   if (!c.model.shared_expert_gate) return;
   gate_.emplace(c.params, ParamSpec{.name = prefix + ".shared_expert_gate.weight",
                                     .shape = {1, D_},
