@@ -76,7 +76,7 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   spec.device = DeviceKind::null;
   spec.counts_for_hopper = counts_for_hopper(spec.target);
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
-  check_quantised_products(spec.model, spec.precision, spec.target);
+  check_quantised_products(spec.model, spec.precision, spec.lora, spec.target);
   return spec;
 }
 

@@ -80,7 +80,7 @@ EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   if (spec.kernels != KernelChoice::automatic) spec.precision.has_f8_kernels = false;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
-  if (spec.device != DeviceKind::null) check_quantised_products(spec.model, spec.precision, spec.device);
+  if (spec.device != DeviceKind::null) check_quantised_products(spec.model, spec.precision, spec.lora, spec.device);
   spec.dispatcher = dispatcher_choice(spec).kind;
   if (spec.lora.is_on()) spec.freeze = {"*"};
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);

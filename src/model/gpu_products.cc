@@ -56,15 +56,16 @@ Products products_of(const RunSpec& run) {
 }
 
 // Returns why no kernel computes the products of a parameter with fp8_block on a GPU; empty if one does.
-std::string why_not_in_blocks(const ModelSpec& model, const ParamSpec& spec) {
+std::string why_not_in_blocks(const ModelSpec& model, const LoraSpec& lora, const ParamSpec& spec) {
   const int64_t rows = spec.shape[spec.shape.rank() - 2], columns = spec.shape[spec.shape.rank() - 1];
   const bool is_experts = spec.kind == ParamKind::experts;
   if (is_experts && (model.swiglu_limit != 0 || model.expert_proj_bias))
     return "experts without biases and without a clamp; got experts with them";
-  if (!has_f8_products(spec.shape))
+  if (!has_f8_products(spec.shape) || !has_f8_parts(model, spec))
     return fmt::format("rows and columns in multiples of 16; got {} x {}", rows, columns);
-  const bool is_gated = spec.name.find("gate_up_proj") != std::string::npos;
-  if (is_gated && rows / 2 % 128 != 0) return fmt::format("an inner width in multiples of 128; got {}", rows / 2);
+  const bool is_gated = spec.name.find("gate_up_proj") != std::string::npos, is_fused = is_experts || !lora.is_on();
+  if (is_gated && is_fused && rows / 2 % 128 != 0)
+    return fmt::format("an inner width in multiples of 128; got {}", rows / 2);
   return "";
 }
 
@@ -87,7 +88,8 @@ std::vector<std::string> quantised_products(const RunSpec& run) {
   return names;
 }
 
-void check_quantised_products(const ModelSpec& model, const PrecisionSpec& precision, DeviceKind device) {
+void check_quantised_products(const ModelSpec& model, const PrecisionSpec& precision, const LoraSpec& lora,
+                              DeviceKind device) {
   const bool is_nvfp4 = precision.recipe == PrecisionRecipe::nvfp4,
              is_in_blocks = precision.recipe == PrecisionRecipe::fp8_block && device == DeviceKind::cuda;
   if (!is_nvfp4 && !is_in_blocks) return;
@@ -102,11 +104,11 @@ void check_quantised_products(const ModelSpec& model, const PrecisionSpec& preci
                   "precision.recipe = \"nvfp4\" stores two elements in a byte, so {} needs even rows and columns; got "
                   "{} x {}; change the width, or {}",
                   name, rows, columns, keep_text(spec));
-    const std::string why = is_in_blocks ? why_not_in_blocks(model, spec) : "";
+    const std::string why = is_in_blocks ? why_not_in_blocks(model, lora, spec) : "";
     MOEBIUS_CHECK(
         usage, why.empty(),
-        "precision.recipe = \"fp8_block\" on a GPU: the products of {} need {}; {}, set the recipe to \"fp8_tensor\", which emulates what no kernel computes, or set "
-        "run.device = \"cpu\"",
+        "precision.recipe = \"fp8_block\" on a GPU: the products of {} need {}; {}, set the recipe to "
+        "\"fp8_tensor\", which emulates what no kernel computes (on layouts of dp and pp), or set run.device = \"cpu\"",
         name, why, keep_text(spec));
   }
 }

@@ -29,6 +29,8 @@ std::vector<std::string> quantised_products(const RunSpec& run);
 //   fp8_block on a GPU      rows and columns are multiples of 16, the inner width of gated layers is a multiple of 128,
 //                           and experts have SwiGLU without a clamp and no biases
 // Parameters that precision.keep names are not checked, nor the shapes of single ranks: precision_of() does that.
-void check_quantised_products(const ModelSpec& model, const PrecisionSpec& precision, DeviceKind device);
+// With adapters the products of dense gated layers have no such inner width.
+void check_quantised_products(const ModelSpec& model, const PrecisionSpec& precision, const LoraSpec& lora,
+                              DeviceKind device);
 
 }  // namespace moebius

@@ -26,9 +26,10 @@ ModelSpec small_moe() {
   return m;
 }
 
-std::string error_of(const ModelSpec& m, const PrecisionSpec& precision, DeviceKind device = DeviceKind::cuda) {
+std::string error_of(const ModelSpec& m, const PrecisionSpec& precision, DeviceKind device = DeviceKind::cuda,
+                     const LoraSpec& lora = {}) {
   try {
-    check_quantised_products(m, precision, device);
+    check_quantised_products(m, precision, lora, device);
   } catch (const Error& e) {
     EXPECT_EQ(e.kind(), ErrorKind::usage);
     return e.what();
@@ -58,7 +59,17 @@ TEST(QuantisedProducts, AreNamedWhereAGpuHasNoKernelForTheirShape) {
   EXPECT_THAT(error_of(m, blocks), HasSubstr("need experts without biases and without a clamp"));
 }
 
-TEST(QuantisedProducts, OfTwoElementsAByteAreNamedWhereAWidthIsOdd) {
+// Adapters of gate and up take their products apart from the activation, which needs the width.
+TEST(QuantisedProducts, DenseLayersWithAdaptersHaveAnyInnerWidth) {
+  ModelSpec m = small_moe();
+  m.intermediate_size = 192;
+  m.moe_layers.assign(m.num_layers, false);
+  const PrecisionSpec blocks{.recipe = PrecisionRecipe::fp8_block};
+  EXPECT_THAT(error_of(m, blocks), HasSubstr("need an inner width in multiples of 128; got 192"));
+  EXPECT_EQ(error_of(m, blocks, DeviceKind::cuda, {.rank = 8}), "");
+}
+
+TEST(QuantisedProducts, AreNamedWithNvfp4WhereAWidthIsOdd) {
   ModelSpec m = small_moe();
   m.moe_intermediate_size = 33;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda})

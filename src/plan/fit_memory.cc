@@ -333,6 +333,7 @@ MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, cons
 }
 
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper) {
+  check_quantised_products(run.model, run.precision, run.lora, run.device);
   PartLibrary parts;
   const Assumptions assume;
   PlanMachine machine = usual_machine(run.device == DeviceKind::cuda);

@@ -5,6 +5,7 @@
 
 #include "config/run_check.h"
 #include "model/device_support.h"
+#include "model/gpu_products.h"
 #include "parallel/pipeline/simulate.h"
 #include "parallel/pipeline/step_schedule.h"
 
@@ -58,6 +59,7 @@ EngineSpec planned_engine_spec(const RunSpec& asked, int64_t ranks, RunChecks ch
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
+  if (checks == RunChecks::all) check_quantised_products(spec.model, spec.precision, spec.lora, spec.target);
   return resolved(std::move(spec));
 }
 

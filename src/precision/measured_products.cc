@@ -15,7 +15,7 @@ constexpr std::array kFp8Block = {
     MeasuredProduct{{true, 2048, 1536, 2048}, {4.070, 2.910}, {4.377, 3.616}, {}},
 };
 
-// Measured with Qwen3-30B-A3B and 32768 tokens in a micro-batch.
+// Measured likewise on 2026-11-28, with weight gradients (docs/measurements/precision.md, "Times of products").
 constexpr std::array kFp8Tensor = {
     MeasuredProduct{{false, 32768, 5120, 2048}, {0.858, 0.613}, {0.862, 0.697}, PassPair{0.883, 0.872}},
     MeasuredProduct{{false, 32768, 2048, 4096}, {0.686, 0.564}, {0.689, 0.517}, PassPair{0.672, 0.658}},

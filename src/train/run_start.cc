@@ -1,5 +1,7 @@
 #include "train/run_start.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -169,6 +171,7 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
 }
 
 void RunStart::log_conversions(const RunSpec& saved, int64_t step) const {
+  std::vector<std::string> rounding;
   for (const RecipeKey& key : recipe_table()) {
     const bool is_stored = key.name == "optimizer.state" || key.name == "optimizer.master",
                is_rounding = key.name.starts_with("precision.") && key.name != "precision.weights";
@@ -181,9 +184,10 @@ void RunStart::log_conversions(const RunSpec& saved, int64_t step) const {
           "narrower",
           key.name, was.dump(), is.dump());
     else
-      log_.warn("{} was {} and is {}: products are rounded in another way from step {} on", key.name, was.dump(),
-                is.dump(), step + 1);
+      rounding.push_back(fmt::format("{} was {} and is {}", key.name, was.dump(), is.dump()));
   }
+  if (!rounding.empty())
+    log_.warn("{}: operands are rounded in another way from step {} on", fmt::join(rounding, ", "), step + 1);
 }
 
 void RunStart::warn_of_new_schedule(const RunSpec& saved) const {

@@ -1,5 +1,6 @@
 // Compares quantised bytes and scales with the published formulas of TransformerEngine, DeepSeek, torchao
-// and NVIDIA, on random numbers and on matrices at the borders of formats. The data is tests/golden/data/quantize.safetensors, by tools/quantize_golden.py.
+// and NVIDIA, on random numbers and on matrices at the borders of formats. The data is
+// tests/golden/data/quantize.safetensors, by tools/quantize_golden.py.
 #include <gtest/gtest.h>
 
 #include "io/safetensors.h"

@@ -30,14 +30,13 @@ void check_split(PrecisionRecipe recipe, const ParamPart& part) {
                 whole, part.shard.dim == 0 ? "rows" : "columns", part.name, part.shard.count);
 }
 
-// The rows of some matrices are parts, which are multiplied one by one: those of the latent and of the rotary columns.
+}  // namespace
+
 bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec) {
   return !spec.name.ends_with(".kv_a_proj_with_mqa.weight") ||
          (has_f8_products({model.kv_lora_rank, model.hidden_size}) &&
           has_f8_products({model.qk_rope_head_dim, model.hidden_size}));
 }
-
-}  // namespace
 
 bool has_quantised_product(const ParamSpec& spec, const ParamPart& part) {
   if (spec.kind != ParamKind::matrix && spec.kind != ParamKind::experts) return false;

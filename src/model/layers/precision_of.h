@@ -16,6 +16,10 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
 // module of multi-token prediction to the model.
 bool has_quantised_product(const ParamSpec& spec, const ParamPart& part);
 
+// Returns whether FP8 kernels take the parts of a matrix whose rows are multiplied one part at a time: those of the
+// latent and of the rotary columns. Other matrices have one part.
+bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec);
+
 // Returns how GPUs compute the products of a parameter with fp8_tensor. The kernels of Hopper take bf16, rows and columns
 // in multiples of 16, and experts with SwiGLU and without biases.
 GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& model, const ParamSpec& spec);

@@ -1,5 +1,5 @@
-// Layers that compute a long micro-batch in chunks of rows, one after another, so that their scratch does not grow with
-// the length of the sequence. What is long depends on the shape alone. So runs of one shape sum weight gradients in the
+// Layers that compute a micro-batch of many rows in chunks, one after another, so that their scratch does not grow with
+// it; and the rule for long sequences. Both depend on the shape alone. So runs of one shape sum weight gradients in the
 // same order, whatever they save or recompute.
 #pragma once
 

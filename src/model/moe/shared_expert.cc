@@ -13,6 +13,7 @@ SharedExpert::SharedExpert(const LayerContext& c, const std::string& prefix)
       chunk_(row_chunk(c)),
       dtype_(c.dtype),
       mlp_(chunk_ < t_ ? of_chunk(c, chunk_) : c, prefix + ".shared_experts", c.model.shared_intermediate_size) {
+  MOEBIUS_ASSERT(chunk_ == 0 || t_ % chunk_ == 0);
   if (!c.model.shared_expert_gate) return;
   gate_.emplace(c.params, ParamSpec{.name = prefix + ".shared_expert_gate.weight",
                                     .shape = {1, D_},

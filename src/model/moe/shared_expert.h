@@ -26,7 +26,8 @@ class SharedExpert {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
   bool is_chunked() const { return chunk_ < t_; }
 
-  // The two parts of forward. mlp() returns mlp(x) of memory on the step stack, which open() has allocated before.
+  // The two parts of forward. open() returns the tensor to which mlp() writes: it is on the step stack, or with a gate
+  // it may be saved.
   Tensor open(Step& step, Tensor x_tD, Saved& saved) const;
   void mlp(Step& step, Tensor mlp_y_tD, Tensor x_tD, Saved& saved) const;
   void add_to(Step& step, Tensor y_tD, Tensor mlp_y_tD, Tensor x_tD, const Saved& saved) const;

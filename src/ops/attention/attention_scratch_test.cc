@@ -76,7 +76,7 @@ TEST_P(AttentionScratch, IsKnownWithoutAGpu) {
 
 // A piece of context parallelism with a window needs the sums of dq where one kernel takes it, and less than a slice of
 // them however long it is.
-TEST(AttentionScratch, OfPartsIsBounded) {
+TEST(AttentionScratch, ScratchOfPartsIsBounded) {
   ThreadPool pool(1);
   const Stream s(DeviceKind::null, pool, nullptr, DeviceKind::cuda);
   const auto path_bytes = [&](int64_t rows, int64_t window) {

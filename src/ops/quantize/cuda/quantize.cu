@@ -13,8 +13,7 @@
 namespace moebius::cuda {
 namespace {
 
-using quantize_tile::Place;
-using quantize_tile::Problem;
+using quantize_tile::is_negative;
 using quantize_tile::kOfLane;
 using quantize_tile::kRowsOfWarp;
 using quantize_tile::kThreads;
@@ -22,12 +21,13 @@ using quantize_tile::kTile;
 using quantize_tile::kWarps;
 using quantize_tile::launch;
 using quantize_tile::load_tile;
+using quantize_tile::Place;
 using quantize_tile::place_of;
+using quantize_tile::Problem;
 using quantize_tile::problem_of;
 using quantize_tile::row_of;
 using quantize_tile::scale_of;
 using quantize_tile::value_of;
-using quantize_tile::is_negative;
 
 struct Draws {
   DeviceRng rng;

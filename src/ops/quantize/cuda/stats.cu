@@ -6,15 +6,15 @@
 namespace moebius::cuda {
 namespace {
 
-using quantize_tile::Place;
-using quantize_tile::Problem;
 using quantize_tile::kOfLane;
 using quantize_tile::kRowsOfWarp;
 using quantize_tile::kThreads;
 using quantize_tile::kWarps;
 using quantize_tile::launch;
 using quantize_tile::load_tile;
+using quantize_tile::Place;
 using quantize_tile::place_of;
+using quantize_tile::Problem;
 using quantize_tile::problem_of;
 using quantize_tile::row_of;
 using quantize_tile::scale_of;
