@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "config/recipe/memory_keys.h"
+#include "model/gpu_products.h"
 #include "plan/search_space.h"
 
 namespace moebius {
