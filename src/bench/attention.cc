@@ -87,8 +87,8 @@ void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool
   }
 }
 
-// Adds a line for each path of the Hopper kernels that can compute the backward pass, and for the order of sums in runs of
-// several ranks if that is another one.
+// Adds a line for each path of the Hopper kernels that can compute the backward pass, and for the order of sums in runs
+// of several ranks if that is another one.
 void add_path_lines(BenchDevice& device, const TimedAttention<AttentionBwd>& timed, AttentionBwd op) {
   using enum AttentionBwdPath;
   const Stream& s = device.stream();

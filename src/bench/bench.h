@@ -104,7 +104,7 @@ BenchReport bench_experts(const BenchSpec& spec);
 //   moe_layer_fwd_router, _fwd_bwd_router   with the router's product, and its backward
 // With operands each is followed by the line of the recipe, whose name ends in _fp8_block or _fp8_tensor. Activations and
 // gradients are quantised in its passes. It has no roofline, because the ceilings are those of bf16.
-// Throws Error{usage} for experts with biases or another activation than SwiGLU, and for micro_batches below 1.
+// Throws Error{usage} for micro_batches below 1. REQUIRES for operands: experts without biases, with SwiGLU.
 BenchReport bench_moe_layer(const BenchSpec& spec);
 
 struct StepBench {

@@ -85,16 +85,10 @@ TEST(BenchPrecision, KeptProductsAreTimedOnce) {
 }
 
 // A pass that has no time of its own is the median of differences between neighbouring runs, never below zero.
-TEST(BenchPrecision, TheRestOfBothPassesIsNeverNegative) {
+// The time of weight gradients is that of the backward pass without the part for inputs, run by run.
+TEST(BenchPrecision, WeightGradientsTakeTheMedianOfPairedDifferences) {
   EXPECT_EQ(median_of_rest({1, 10, 4}, {3, 12, 5}), 2) << "the medians differ by 1";
-  EXPECT_EQ(median_of_rest({9, 3, 9}, {2, 6, 3}), 0);
-  const PrecisionBench bench = bench_precision(run_of({"precision.recipe=fp8_block"}), 1);
-  for (const PrecisionLine& line : bench.lines) {
-    for (const PassTimes& t : {line.plain, line.quantised}) {
-      EXPECT_GE(t.backward_input_ms, 0) << line.name;
-      EXPECT_GE(t.backward_weight_ms, 0) << line.name;
-    }
-  }
+  EXPECT_EQ(median_of_rest({9, 3, 9}, {2, 6, 3}), 0) << "a negative time is 0";
 }
 
 TEST(BenchPrecision, RatioCountsWeightsOncePerStep) {

@@ -30,8 +30,8 @@ PinnedMemory pinned_of_machine(const MeshShape& mesh, const std::vector<int64_t>
 
 // Returns the bytes of a GPU that check_device_memory() requires of an engine on the null device that counts for a GPU.
 int64_t needed_of_gpu(const Engine& engine);
-// Returns the same for a GPU that is not Hopper's. Its kernels may need less scratch, and with fp8_tensor more, because
-// it emulates the products.
+// Returns the same for a GPU that is not Hopper's. It may need less scratch or more: its own kernels need less, cuDNN's
+// attention may need more, and so do the emulated products of fp8_tensor.
 int64_t needed_of_other_gpu(const Engine& engine);
 
 // Returns the end of a sentence about a rank that needs these bytes of a Hopper GPU or of another one: which GPUs of a

@@ -69,7 +69,7 @@ TEST(QuantisedProducts, DenseLayersWithAdaptersHaveAnyInnerWidth) {
   EXPECT_EQ(error_of(m, blocks, DeviceKind::cuda, {.rank = 8}), "");
 }
 
-TEST(QuantisedProducts, AreNamedWithNvfp4WhereAWidthIsOdd) {
+TEST(QuantisedProducts, OfNvfp4AreNamedWhereAWidthIsOdd) {
   ModelSpec m = small_moe();
   m.moe_intermediate_size = 33;
   for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda})

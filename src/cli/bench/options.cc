@@ -90,7 +90,8 @@ void check_kernels(const BenchOptions& o) {
   MOEBIUS_CHECK(
       usage,
       o.spec.kernels == KernelChoice::automatic || device_kind(o.device.empty() ? "cpu" : o.device) == DeviceKind::cuda,
-      "--kernels: portable kernels are a GPU's, and this benchmark runs on the CPU; add --device cuda, or leave --kernels out");
+      "--kernels: portable kernels are a GPU's, and this benchmark runs on the CPU; add --device cuda, or leave "
+      "--kernels out");
 }
 
 }  // namespace

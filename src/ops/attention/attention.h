@@ -9,7 +9,7 @@ namespace moebius {
 
 // The kernels that compute a call on a GPU. Both give the same results within rounding.
 enum class AttentionKernels : uint8_t {
-  chosen,  // on a Hopper GPU the faster ones (attention_choice.h), elsewhere cuDNN's where it supports the call
+  chosen,  // on a Hopper GPU the faster ones, elsewhere cuDNN's for most calls that it supports (attention_choice.h)
   own,     // Moebius's kernels
   cudnn,   // cuDNN's; Error{usage} if cuDNN cannot compute the call
 };

@@ -65,6 +65,7 @@ class Call {
 
   struct Gradients {
     std::vector<uint16_t> dq, dk, dv;
+    bool operator==(const Gradients&) const = default;
   };
   // Every byte of the results and of the scratch is poisoned before. A path that does not take the call throws.
   Gradients backward(AttentionBwdPath path, const How& how = {}) {
@@ -149,6 +150,15 @@ double difference_of_sums(const std::vector<uint16_t>& x, const std::vector<uint
 // 2^-23 of it. With sums on the way of at most twice the largest result, an order is off by (rows / 16) 2^-23 2.
 double tolerance_of_sums(int64_t rows) { return 2 * static_cast<double>(rows) / 16 * 0x1p-23 * 2; }
 
+// Expects gradients without NaN that are those of another order of the sums. dk and dv sum over heads too.
+void expect_other_order(const Call::Gradients& got, const Call::Gradients& want, const Sizes& z) {
+  const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);
+  for (const auto x : {&Call::Gradients::dq, &Call::Gradients::dk, &Call::Gradients::dv}) {
+    EXPECT_FALSE(has_nan(got.*x));
+    EXPECT_LE(difference_of_sums(got.*x, want.*x), tolerance);
+  }
+}
+
 TEST(AttentionBwdOnGpu, KeptDsAndRecomputedScoresGiveTheSameBits) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(2);
@@ -183,12 +193,8 @@ TEST(AttentionBwdOnGpu, CutQueriesGiveTheSameGradients) {
     Call call(s, z);
     const auto cut = call.backward(AttentionBwdPath::kept_ds), same = call.backward(AttentionBwdPath::kept_ds),
                again = call.backward(AttentionBwdPath::recomputed);
-    EXPECT_TRUE(cut.dq == same.dq && cut.dk == same.dk && cut.dv == same.dv);
-    EXPECT_FALSE(has_nan(cut.dq) || has_nan(cut.dk) || has_nan(cut.dv));
-    const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);  // dk and dv sum over heads too
-    EXPECT_LE(difference_of_sums(cut.dq, again.dq), tolerance);
-    EXPECT_LE(difference_of_sums(cut.dk, again.dk), tolerance);
-    EXPECT_LE(difference_of_sums(cut.dv, again.dv), tolerance);
+    EXPECT_TRUE(cut == same);
+    expect_other_order(cut, again, z);
   }
 }
 
@@ -265,12 +271,8 @@ TEST(AttentionBwdOnGpu, OneKernelGivesTheSameGradients) {
       const auto one_kernel = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = owns_gpu});
       const BlockLimitScope few(s, 7);
       const auto same = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = owns_gpu});
-      EXPECT_TRUE(one_kernel.dq == same.dq && one_kernel.dk == same.dk && one_kernel.dv == same.dv);
-      EXPECT_FALSE(has_nan(one_kernel.dq) || has_nan(one_kernel.dk) || has_nan(one_kernel.dv));
-      const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);
-      EXPECT_LE(difference_of_sums(one_kernel.dq, again.dq), tolerance);
-      EXPECT_LE(difference_of_sums(one_kernel.dk, again.dk), tolerance);
-      EXPECT_LE(difference_of_sums(one_kernel.dv, again.dv), tolerance);
+      EXPECT_TRUE(one_kernel == same);
+      expect_other_order(one_kernel, again, z);
     }
   }
 }
@@ -288,18 +290,14 @@ TEST(AttentionBwdOnGpu, PartsWithWindowsAndLongSequencesOfDocumentsHaveFiveProdu
     const auto taken = call.backward(AttentionBwdPath::chosen), same = call.backward(AttentionBwdPath::one_kernel),
                captured = call.backward(AttentionBwdPath::chosen, {.captured = true}),
                again = call.backward(AttentionBwdPath::recomputed);
-    EXPECT_TRUE(taken.dq == same.dq && taken.dk == same.dk && taken.dv == same.dv);
-    EXPECT_TRUE(taken.dq == captured.dq && taken.dk == captured.dk && taken.dv == captured.dv);
-    EXPECT_FALSE(has_nan(taken.dq) || has_nan(taken.dk) || has_nan(taken.dv));
-    const double tolerance = tolerance_of_sums(z.rows * z.heads / z.kv_heads);
-    EXPECT_LE(difference_of_sums(taken.dq, again.dq), tolerance);
-    EXPECT_LE(difference_of_sums(taken.dk, again.dk), tolerance);
-    EXPECT_LE(difference_of_sums(taken.dv, again.dv), tolerance);
+    EXPECT_TRUE(taken == same);
+    EXPECT_TRUE(taken == captured);
+    expect_other_order(taken, again, z);
   }
   // Shorter windows of parts take what is less work.
   Call shorter(s, {1, 2000, 8, 4, 128, 65, 0, 700});
   const auto taken = shorter.backward(AttentionBwdPath::chosen), same = shorter.backward(AttentionBwdPath::recomputed);
-  EXPECT_TRUE(taken.dq == same.dq && taken.dk == same.dk && taken.dv == same.dv);
+  EXPECT_TRUE(taken == same);
 }
 
 // A call that owns the GPU sums dk and dv of these shapes in another order, but dq in the order of the keys as always.
@@ -318,8 +316,8 @@ TEST(AttentionBwdOnGpu, CallsThatOwnTheGpuRepeatTheirBits) {
                same = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = true}),
                captured = call.backward(AttentionBwdPath::one_kernel, {.owns_gpu = true, .captured = true}),
                shared = call.backward(AttentionBwdPath::one_kernel);
-    EXPECT_TRUE(owning.dq == same.dq && owning.dk == same.dk && owning.dv == same.dv);
-    EXPECT_TRUE(owning.dq == captured.dq && owning.dk == captured.dk && owning.dv == captured.dv);
+    EXPECT_TRUE(owning == same);
+    EXPECT_TRUE(owning == captured);
     EXPECT_TRUE(owning.dq == shared.dq);
     EXPECT_FALSE(owning.dk == shared.dk) << "no set walked upwards";
   }

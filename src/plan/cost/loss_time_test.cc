@@ -48,7 +48,7 @@ TEST(LossTime, HasAPassOverTheLogits) {
   EXPECT_GT(p.seconds("lm_loss", 3, memory), p.seconds("lm_loss", 2, memory));
 }
 
-TEST(LossTime, OfTwoOpsIsThatOfOne) {
+TEST(LossTime, IsTheSameForOneOpAndForItsTwoParts) {
   const Planned p = planned({"model.vocab_size=32768"});
   EXPECT_NEAR(p.seconds("lm_logits_block", 1, 1e12) + p.seconds("lm_loss_block", 2, 1e12),
               p.seconds("lm_loss", 3, 1e12), 1e-9);
@@ -81,7 +81,7 @@ TEST(OddLoss, IsThatOfTheRanksPartOfTheVocabulary) {
   EXPECT_LT(p.seconds("lm_logits_block", 1), 3 * p.product());
 }
 
-TEST(OddLoss, OfProductsThatFillTheGpuIsThatOfOthers) {
+TEST(OddLoss, ProductsThatFillTheGpuTakeNoLonger) {
   Planned p = planned({"model.vocab_size=151937"});
   p.spec.model.hidden_size = 2048;
   EXPECT_NEAR(p.seconds("lm_loss", 3), 3 * p.product(), 0.1 * p.product());

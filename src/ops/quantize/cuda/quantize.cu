@@ -307,7 +307,7 @@ void quantize_all(Stream& s, const Quantize& a) {
 
 void quantize(Stream& s, const Quantize& a) {
   quantize_all(s, a);
-  if (!a.stats_5.empty()) add_stats(s, a);
+  if (!a.stats_5.empty()) quantize_tile::add_stats(s, a);
 }
 
 void transpose_quantized(Stream& s, const TransposeQuantized& a) {

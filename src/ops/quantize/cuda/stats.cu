@@ -3,22 +3,8 @@
 #include "device/cuda/cuda.h"
 #include "ops/quantize/cuda/tile.h"
 
-namespace moebius::cuda {
+namespace moebius::cuda::quantize_tile {
 namespace {
-
-using quantize_tile::kOfLane;
-using quantize_tile::kRowsOfWarp;
-using quantize_tile::kThreads;
-using quantize_tile::kWarps;
-using quantize_tile::launch;
-using quantize_tile::load_tile;
-using quantize_tile::Place;
-using quantize_tile::place_of;
-using quantize_tile::Problem;
-using quantize_tile::problem_of;
-using quantize_tile::row_of;
-using quantize_tile::scale_of;
-using quantize_tile::value_of;
 
 struct Stats {
   uint32_t elements, saturated, zeroed;
@@ -109,4 +95,4 @@ void add_stats(Stream& s, const Quantize& a) {
   check_launch("quantize: sums of log.precision");
 }
 
-}  // namespace moebius::cuda
+}  // namespace moebius::cuda::quantize_tile
