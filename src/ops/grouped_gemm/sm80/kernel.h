@@ -10,6 +10,7 @@
 //   kMajorA, kMajorB   the order of each operand in memory
 //   struct Params { Tiles tiles; ... };
 //   CopyA, CopyB       RowsAlongK or RowsAcrossK
+//   units(params)      the units of the rows of A and B
 //   open(params, a, b, tile)    opens the copies of a tile
 //   begin(params, tile, sums)   sets the sums of a warp, before the products are added
 //   store(params, tile, sums)   stores the sums of a warp, with the products
@@ -33,6 +34,12 @@ struct WarpPlace {
   static __device__ __forceinline__ int32_t col() { return static_cast<int32_t>(threadIdx.x / 32 % kAcross * 64); }
 };
 
+// The bytes that are copied at a time, of A and of B (RowWidth).
+struct Units {
+  uint32_t a, b;
+  __device__ __forceinline__ bool are_chunks() const { return a == 16 && b == 16; }
+};
+
 // The copies of a block, slot after slot and tile after tile.
 template <class Op>
 struct Copies {
@@ -47,7 +54,8 @@ struct Copies {
   uint32_t slot = 0;
 
   // The next slot is filled by open(), copy() of all kParts in order, and close(). The copies of a part are
-  // unrolled, so that the compiler can put them between products.
+  // unrolled, so that the compiler can put them between products. Rows that are not copied in chunks of 16 bytes are
+  // copied by open(): there the registers of most fragments are free, and the products have no branch more.
   __device__ __forceinline__ void open() {
     while (more && left <= 0) {
       Tile tile;
@@ -57,13 +65,19 @@ struct Copies {
         Op::open(p, a, b, tile);
       }
     }
+    if (more && !Op::units(p).are_chunks()) {
+      a.copy_all(slot_address(), Op::units(p).a);
+      b.copy_all(slot_address() + kConfig.slot_bytes_a(), Op::units(p).b);
+    }
   }
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy() const {
-    if (!more) return;
-    const uint32_t to = slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
-    a.template copy<kPart, kParts>(to);
-    b.template copy<kPart, kParts>(to + kConfig.slot_bytes_a());
+    if (!more || !Op::units(p).are_chunks()) return;
+    a.template copy<kPart, kParts>(slot_address());
+    b.template copy<kPart, kParts>(slot_address() + kConfig.slot_bytes_a());
+  }
+  __device__ __forceinline__ uint32_t slot_address() const {
+    return slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
   }
   // Closes the group of copies of this slot, which may be empty.
   __device__ __forceinline__ void close() {

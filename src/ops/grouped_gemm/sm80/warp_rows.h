@@ -55,6 +55,16 @@ __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)
   *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+// Stores the first n of eight columns. kInChunks: all eight, at a multiple of 16 bytes.
+template <bool kInChunks>
+__device__ __forceinline__ void store_columns(uint16_t* to, const uint32_t (&word)[4], int32_t n) {
+  if constexpr (kInChunks) return store_chunk(to, word);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j < n) to[j] = static_cast<uint16_t>(word[j / 2] >> (j % 2 * 16));
+  }
+}
+
 // Columns [first, first + C) of a bias for each expert; null: none.
 struct ColumnBias {
   const uint16_t* b;
