@@ -56,9 +56,12 @@ struct DDownGemm {
     }
     // The first n of eight columns, and zeros in place of the others.
     __device__ __forceinline__ static void load_columns(uint32_t (&to)[4], const uint16_t* from, int32_t n) {
-      if constexpr (!kInChunks) return load_elements(to, from, n);
-      const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), n > 0);
-      to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
+      if constexpr (kInChunks) {
+        const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), n > 0);
+        to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
+      } else {
+        load_elements(to, from, n);
+      }
     }
   };
 

@@ -2,7 +2,7 @@
 // and from there to the registers of a warp.
 #pragma once
 
-#include "ops/sm80/copy.h"
+#include "ops/sm80/elements.h"
 #include "ops/sm80/mma.h"
 
 namespace moebius::cuda::sm80 {

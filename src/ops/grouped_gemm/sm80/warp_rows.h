@@ -58,10 +58,13 @@ __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)
 // Stores the first n of eight columns. kInChunks: all eight, at a multiple of 16 bytes.
 template <bool kInChunks>
 __device__ __forceinline__ void store_columns(uint16_t* to, const uint32_t (&word)[4], int32_t n) {
-  if constexpr (kInChunks) return store_chunk(to, word);
+  if constexpr (kInChunks) {
+    store_chunk(to, word);
+  } else {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (j < n) to[j] = static_cast<uint16_t>(word[j / 2] >> (j % 2 * 16));
+    for (int j = 0; j < 8; ++j) {
+      if (j < n) to[j] = static_cast<uint16_t>(word[j / 2] >> (j % 2 * 16));
+    }
   }
 }
 
