@@ -109,8 +109,7 @@ struct DDownGemm {
       const bool there = row < tile.end_m;
       float sum = 0;
       if (there && col < p.F) backward<kInChunks>(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
-      if (there && col + 32 < p.F)
-        backward<kInChunks>(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
+      if (there && col + 32 < p.F) backward<kInChunks>(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
       sum += __shfl_xor_sync(0xffffffffu, sum, 1);
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (there && p.partial != nullptr && threadIdx.x % 4 == 0) {
