@@ -63,8 +63,8 @@ void check_batch_split(const RunSpec& run) {
   const DispatcherKind kind = run.parallel.dispatcher;
   check_split_dispatcher(kind == DispatcherKind::direct || kind == DispatcherKind::automatic, from);
   if (!needs_hopper(run)) return;
-  check_split_kernels(run.kernels == KernelChoice::automatic,
-                      fmt::format("run.kernels = \"{}\"", name_of(run.kernels)), from);
+  check_split_kernels(run.kernels == KernelChoice::automatic, fmt::format("run.kernels = \"{}\"", name_of(run.kernels)),
+                      from);
   MOEBIUS_CHECK(usage, takes_split_widths(run.model, run.parallel.etp),
                 "{}, which take a hidden size and an expert's width on a rank in multiples of 8; got {} and {}; set "
                 "parallel.expert_overlap to \"layer\" or \"none\"{}",

@@ -52,7 +52,10 @@ __device__ __forceinline__ RowChunks row_chunks(const WarpSums& sums, int i) {
 }
 
 __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)[4]) {
-  *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+  // With C++ the compiler divides some of these stores, where rows of other widths have a path of their own.
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+               "r"(word[3])
+               : "memory");
 }
 
 // Stores the first n of eight columns. kInChunks: all eight, at a multiple of 16 bytes.
