@@ -91,31 +91,36 @@ struct DDownGemm {
   }
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
-    p.in_chunks ? store_rows<true>(p, tile, sums) : store_rows<false>(p, tile, sums);
-  }
-  template <bool kInChunks>
-  __device__ __forceinline__ static void store_rows(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t first_col = tile.n * kConfig.tile_n + WarpPlace<kConfig>::col(), col = first_col + col_of_lane();
     const int32_t first_row = tile.m + WarpPlace<kConfig>::row();
     if (first_col >= p.F) return;
-    LaneInputs<kInChunks> next;
+    if (!p.in_chunks) {
+      for_each_row(sums, [&](int i, const RowChunks& g) {
+        LaneInputs<false> in;
+        in.load(p, first_row + row_of_lane(i), tile.end_m, col);
+        store_row(p, first_row + row_of_lane(i), tile.end_m, col, g, in);
+      });
+      return;
+    }
+    LaneInputs<true> next;
     next.load(p, first_row + row_of_lane(0), tile.end_m, col);
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      const LaneInputs<kInChunks> in = next;
+      const LaneInputs<true> in = next;
       if (i + 1 < kRowsOfLane) next.load(p, first_row + row_of_lane(i + 1), tile.end_m, col);
-      const RowChunks g = row_chunks(sums, i);
-      const int32_t row = first_row + row_of_lane(i);
-      const bool there = row < tile.end_m;
-      float sum = 0;
-      if (there && col < p.F) backward<kInChunks>(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
-      if (there && col + 32 < p.F) backward<kInChunks>(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (there && p.partial != nullptr && threadIdx.x % 4 == 0) {
-        p.partial[first_col / kDWeightCols * p.R + row] = sum;
-      }
+      store_row(p, first_row + row_of_lane(i), tile.end_m, col, row_chunks(sums, i), in);
     }
+  }
+  template <bool kInChunks>
+  __device__ __forceinline__ static void store_row(const Params& p, int32_t row, int32_t end_row, int32_t col,
+                                                   const RowChunks& g, const LaneInputs<kInChunks>& in) {
+    const bool there = row < end_row;
+    float sum = 0;
+    if (there && col < p.F) backward<kInChunks>(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
+    if (there && col + 32 < p.F) backward<kInChunks>(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (there && p.partial != nullptr && threadIdx.x % 4 == 0) p.partial[col / kDWeightCols * p.R + row] = sum;
   }
 };
 

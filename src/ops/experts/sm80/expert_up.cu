@@ -64,23 +64,27 @@ struct UpGemm {
   }
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
-    p.in_chunks ? store_rows<true>(p, tile, sums) : store_rows<false>(p, tile, sums);
+    const int32_t f = first_f(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
+    if (!p.in_chunks) {
+      for_each_row(sums, [&](int i, const RowChunks& row) {
+        store_row<false>(p, first_row + row_of_lane(i), tile.end_m, f, row);
+      });
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i)
+      store_row<true>(p, first_row + row_of_lane(i), tile.end_m, f, row_chunks(sums, i));
   }
   template <bool kInChunks>
-  __device__ __forceinline__ static void store_rows(const Params& p, const Tile& tile, const WarpSums& sums) {
-    const int32_t f = first_f(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const RowChunks row = row_chunks(sums, i);
-      const int32_t r = first_row + row_of_lane(i);
-      if (r >= tile.end_m || f >= p.F) continue;
-      uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
-      store_columns<kInChunks>(h, row.low, p.F - f);
-      store_columns<kInChunks>(h + p.F, row.high, p.F - f);
-      uint32_t a[4];
-      activate(a, p.activation, row.low, row.high);
-      store_columns<kInChunks>(p.a + int64_t{r} * p.F + f, a, p.F - f);
-    }
+  __device__ __forceinline__ static void store_row(const Params& p, int32_t r, int32_t end_r, int32_t f,
+                                                   const RowChunks& row) {
+    if (r >= end_r || f >= p.F) return;
+    uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
+    store_columns<kInChunks>(h, row.low, p.F - f);
+    store_columns<kInChunks>(h + p.F, row.high, p.F - f);
+    uint32_t a[4];
+    activate(a, p.activation, row.low, row.high);
+    store_columns<kInChunks>(p.a + int64_t{r} * p.F + f, a, p.F - f);
   }
 };
 

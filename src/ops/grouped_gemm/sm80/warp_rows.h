@@ -51,6 +51,17 @@ __device__ __forceinline__ RowChunks row_chunks(const WarpSums& sums, int i) {
   return row;
 }
 
+// Calls body(i, row i of the lane) in a loop that is not unrolled. Its code is small, but the rows are in local memory:
+// for tensors of any width, so that their kernels are compiled in little time.
+template <class Body>
+__device__ __forceinline__ void for_each_row(const WarpSums& sums, Body&& body) {
+  RowChunks rows[kRowsOfLane];
+#pragma unroll
+  for (int i = 0; i < kRowsOfLane; ++i) rows[i] = row_chunks(sums, i);
+#pragma unroll 1
+  for (int i = 0; i < kRowsOfLane; ++i) body(i, rows[i]);
+}
+
 __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)[4]) {
   // With C++ the compiler divides some of these stores, where rows of other widths have a path of their own.
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
