@@ -54,8 +54,9 @@ struct Copies {
   uint32_t slot = 0;
 
   // The next slot is filled by open(), copy() of all kParts in order, and close(). The copies of a part are
-  // unrolled, so that the compiler can put them between products. Rows that are not copied in chunks of 16 bytes are
-  // copied by open(): there the registers of most fragments are free, and the products have no branch more.
+  // unrolled, so that the compiler can put them between products.
+  //
+  // Rows that are not copied in chunks of 16 bytes are copied by copy_all() instead, and copy() does nothing.
   __device__ __forceinline__ void open() {
     while (more && left <= 0) {
       Tile tile;
@@ -65,14 +66,16 @@ struct Copies {
         Op::open(p, a, b, tile);
       }
     }
-    if (more && !Op::units(p).are_chunks()) {
-      a.copy_all(slot_address(), Op::units(p).a);
-      b.copy_all(slot_address() + kConfig.slot_bytes_a(), Op::units(p).b);
-    }
+  }
+  __device__ __forceinline__ bool are_chunks() const { return Op::units(p).are_chunks(); }
+  __device__ __forceinline__ void copy_all() const {
+    if (!more || are_chunks()) return;
+    a.copy_all(slot_address(), Op::units(p).a);
+    b.copy_all(slot_address() + kConfig.slot_bytes_a(), Op::units(p).b);
   }
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy() const {
-    if (!more || !Op::units(p).are_chunks()) return;
+    if (!more || !are_chunks()) return;
     a.template copy<kPart, kParts>(slot_address());
     b.template copy<kPart, kParts>(slot_address() + kConfig.slot_bytes_a());
   }
@@ -126,15 +129,20 @@ struct Products {
     }
   }
   // Multiplies a slot whose first fragments are loaded. more: the next slot is of the same tile, and its first
-  // fragments are loaded too. (Between tiles these registers are needed to store a tile.)
+  // fragments are loaded too. (Between tiles these registers are needed to store a tile.) Where copy_all() copies, it
+  // needs registers: then a slot's first fragments are loaded after it.
   __device__ __forceinline__ void multiply_slot(WarpSums& sums, Copies<Op>& copies, bool more) {
     copies.open();
+    if (!copies.are_chunks()) {
+      copies.copy_all();
+      load<0>();
+    }
     for_each_constant<0, kSteps>([&](auto step) {
       constexpr int kStep = decltype(step)::value;
       if constexpr (kStep == kSteps - 1) {
         slot = slot + 1 == kConfig.num_slots ? 0 : slot + 1;
         wait();
-        if (more) load<0>();
+        if (more && copies.are_chunks()) load<0>();
       } else {
         load<kStep + 1>();
         copies.template copy<kStep, kParts>();
@@ -158,6 +166,7 @@ __global__ void __launch_bounds__(Op::kConfig.threads(), Op::kConfig.blocks)
   Copies<Op> copies{p, Walk(p.tiles, offsets), slots};
   for (int i = 0; i < kConfig.num_slots - 1; ++i) {
     copies.open();
+    copies.copy_all();
     copies.template copy<0, 1>();
     copies.close();
   }
