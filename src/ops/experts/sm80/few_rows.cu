@@ -36,7 +36,7 @@ struct Params {
 // Stores eight columns, or the first n where they are no whole chunk.
 __device__ __forceinline__ void store_words(uint16_t* to, const uint32_t (&words)[4], int32_t n, bool in_chunks) {
   if (in_chunks)
-    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    store_chunk(to, words);
   else
     store_columns<false>(to, words, n);
 }

@@ -63,17 +63,17 @@ __device__ __forceinline__ void for_each_row(const WarpSums& sums, Body&& body) 
 }
 
 __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)[4]) {
-  // With C++ the compiler divides some of these stores, where rows of other widths have a path of their own.
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
-               "r"(word[3])
-               : "memory");
+  *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 // Stores the first n of eight columns. kInChunks: all eight, at a multiple of 16 bytes.
 template <bool kInChunks>
 __device__ __forceinline__ void store_columns(uint16_t* to, const uint32_t (&word)[4], int32_t n) {
   if constexpr (kInChunks) {
-    store_chunk(to, word);
+    // With C++ the compiler divides some of these stores, where rows of other widths have a path of their own.
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+                 "r"(word[3])
+                 : "memory");
   } else {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
