@@ -8,6 +8,7 @@
 #include <map>
 #include <numeric>
 
+#include "config/check/batch_split_check.h"
 #include "config/check/expert_rows_bound.h"
 #include "config/check/sharding_check.h"
 #include "config/dispatcher_choice.h"
@@ -160,9 +161,10 @@ class Space {
   }
 
   // Returns whether the kernels of a recipe take the parts of rows that batch_split needs (check_batch_split()).
-  bool can_split(PrecisionRecipe recipe) const {
+  bool can_split(PrecisionRecipe recipe, int64_t etp) const {
     const bool needs_hopper = run_.device == DeviceKind::cuda && run_.precision.compute == DType::bf16;
-    return recipe == PrecisionRecipe::none && (!needs_hopper || run_.kernels == KernelChoice::automatic);
+    return recipe == PrecisionRecipe::none &&
+           (!needs_hopper || (run_.kernels == KernelChoice::automatic && takes_split_widths(run_.model, etp)));
   }
 
   void add_batches(ParallelSpec p) {
@@ -205,7 +207,7 @@ class Space {
         memory.fsdp = sharding_[r].fsdp;
         memory.shard_gradients = sharding_[r].shard_gradients;
         ParallelSpec layout = p;
-        if (p.expert_overlap == ExpertOverlap::batch_split && !can_split(recipe))
+        if (p.expert_overlap == ExpertOverlap::batch_split && !can_split(recipe, p.etp))
           layout.expert_overlap = ExpertOverlap::layer;
         groups_[key_of(layout, micro_batch, recipe)].push_back({.parallel = layout,
                                                                 .micro_batch = micro_batch,

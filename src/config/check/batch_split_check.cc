@@ -24,6 +24,10 @@ bool needs_hopper(const RunSpec& run) {
 
 }  // namespace
 
+bool takes_split_widths(const ModelSpec& model, int64_t etp) {
+  return model.hidden_size % 8 == 0 && model.moe_intermediate_size / etp % 8 == 0;
+}
+
 void check_split_rows(bool are_plain, const std::string& origin) {
   MOEBIUS_CHECK(usage, are_plain,
                 "parallel.expert_overlap = \"batch_split\" computes a rank's own rows from x as it is, so rows and "
@@ -58,9 +62,13 @@ void check_batch_split(const RunSpec& run) {
   check_split_rows(!is_quantised, from);
   const DispatcherKind kind = run.parallel.dispatcher;
   check_split_dispatcher(kind == DispatcherKind::direct || kind == DispatcherKind::automatic, from);
-  if (needs_hopper(run))
-    check_split_kernels(run.kernels == KernelChoice::automatic,
-                        fmt::format("run.kernels = \"{}\"", name_of(run.kernels)), from);
+  if (!needs_hopper(run)) return;
+  check_split_kernels(run.kernels == KernelChoice::automatic, fmt::format("run.kernels = \"{}\"", name_of(run.kernels)),
+                      from);
+  MOEBIUS_CHECK(usage, takes_split_widths(run.model, run.parallel.etp),
+                "{}, which take a hidden size and an expert's width on a rank in multiples of 8; got {} and {}; set "
+                "parallel.expert_overlap to \"layer\" or \"none\"{}",
+                kNeedsKernels, run.model.hidden_size, run.model.moe_intermediate_size / run.parallel.etp, from);
 }
 
 }  // namespace moebius

@@ -8,6 +8,9 @@
 
 namespace moebius {
 
+// Returns whether Hopper's kernels, which compute a part of the rows in bf16, take these columns: multiples of 8.
+bool takes_split_widths(const ModelSpec& model, int64_t etp);
+
 // Each of these throws Error{usage} unless its condition holds. origin: the end of the message, where the key was set.
 // are_plain: rows and products are not quantised, and experts have no adapters.
 void check_split_rows(bool are_plain, const std::string& origin = "");

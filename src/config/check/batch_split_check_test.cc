@@ -14,7 +14,8 @@ Sets splitting(Sets more) {
   more.insert(more.begin(), {"parallel.ep=2", "parallel.expert_overlap=batch_split"});
   return more;
 }
-const Sets kOnGpu = {"run.device=cuda", "precision.compute=bf16", "parallel.dispatcher=direct"};
+const Sets kOnGpu = {"run.device=cuda", "precision.compute=bf16", "parallel.dispatcher=direct", "model.hidden_size=16",
+                     "model.moe_intermediate_size=24"};
 Sets on_gpu(Sets more) {
   more.insert(more.begin(), kOnGpu.begin(), kOnGpu.end());
   return splitting(more);
@@ -50,6 +51,13 @@ TEST(CheckBatchSplit, ErrorsNameTheUnsupportedSetting) {
               HasSubstr("parallel.expert_overlap = \"batch_split\" in bf16 needs the kernels of a GPU of compute "
                         "capability 9.0; got run.kernels = \"portable\"; set parallel.expert_overlap to \"layer\" or "
                         "\"none\" [--set]"));
+  EXPECT_THAT(check_error(on_gpu({"model.hidden_size=12"}), 2), HasSubstr("in multiples of 8; got 12 and 24; set"));
+  EXPECT_THAT(check_error(on_gpu({"model.moe_intermediate_size=20"}), 2),
+              HasSubstr("in bf16 needs the kernels of a GPU of compute capability 9.0, which take a hidden size and an "
+                        "expert's width on a rank in multiples of 8; got"));
+  EXPECT_THAT(check_error(on_gpu({"model.moe_intermediate_size=20"}), 2),
+              HasSubstr("got 16 and 20; set parallel.expert_overlap to \"layer\" or \"none\" [--set]"));
+  EXPECT_NO_THROW(parse(on_gpu({"precision.compute=f32", "model.moe_intermediate_size=20"})).check(2));
 }
 
 TEST(CheckBatchSplit, TheNoteIsForRunsOnGpus) {

@@ -316,8 +316,8 @@ std::vector<KeyText> parallel_texts() {
        "What an MoE layer computes while its rows are exchanged: nothing (`none`), other work of the same "
        "layer (`layer`), or also the products of the rank's own rows (`batch_split`, "
        "[expert-parallelism.md](../design/expert-parallelism.md#overlap-with-the-exchange-of-rows)). `batch_split` "
-       "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and on GPUs Hopper's "
-       "kernels. Results are bitwise identical for all values."},
+       "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and in bf16 on GPUs "
+       "Hopper's kernels, with columns in multiples of 8. Results are bitwise identical for all values."},
       {"parallel.sums",
        "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
        "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "

@@ -58,9 +58,21 @@ std::vector<Case> cases() {
     all.push_back({"many_experts" + d, 30, 16, 8, half_empty(512), 0, true, dtype});
     all.push_back({"cut_tiles" + d, 90, 8, 8, many_of_many_rows(), 0, true, dtype});
     all.push_back({"many_tiles" + d, 90, 136, 264, {300, 0, 257, 1, 128}, 5, true, dtype});
+    // Rows that do not begin at multiples of 16 bytes: of an even and of an odd width, as columns and as depth.
+    all.push_back({"pairs_in_tiles" + d, 150, 202, 134, {0, 130, 3, 257, 64}, 5, true, dtype});
+    all.push_back({"odd_in_tiles" + d, 150, 203, 135, {0, 130, 3, 257, 64}, 5, true, dtype});
+    all.push_back({"odd_tiles_in_place" + d, 150, 137, 331, {129, 0, 40}, 5, false, dtype});
+    all.push_back({"pairs_tiles_in_place" + d, 150, 130, 330, {129, 0, 40}, 5, false, dtype});
+    all.push_back({"odd_hidden" + d, 70, 51, 136, {65, 0, 5}, 0, true, dtype});
+    all.push_back({"odd_inner" + d, 70, 136, 51, {65, 0, 5}, 1, true, dtype});
+    all.push_back({"even_hidden_odd_inner" + d, 70, 34, 257, {65, 0, 130}, 0, true, dtype});
+    all.push_back({"odd_deep" + d, 60, 1163, 26, {5, 150, 1, 130}, 0, true, dtype});
+    all.push_back({"odd_of_many_experts" + d, 30, 19, 10, half_empty(512), 0, true, dtype});
     all.push_back({"gpt_oss" + d, 9, 39, 17, {0, 5, 1, 0, 17, 14}, 3, true, dtype, true});
     all.push_back({"gpt_oss_in_place" + d, 40, 7, 50, {3, 0, 30}, 7, false, dtype, true});
     all.push_back({"gpt_oss_tiles" + d, 150, 200, 136, {0, 130, 3, 257, 64}, 5, true, dtype, true});
+    all.push_back({"gpt_oss_odd_tiles" + d, 150, 203, 135, {0, 130, 3, 257, 64}, 5, true, dtype, true});
+    all.push_back({"gpt_oss_pairs" + d, 150, 130, 34, {129, 0, 40}, 5, false, dtype, true});
     all.push_back({"gpt_oss_empty" + d, 3, 5, 4, {0, 0}, 2, true, dtype, true});
   }
   return all;
@@ -292,6 +304,12 @@ TEST(Experts, KernelsAreThoseOfTheChoiceAndTheGpu) {
   Problem odd({"odd", 9, 33, 17, {5, 4}, 0, true, DType::bf16});
   Array odd_y = Array::poisoned({odd.R, odd.c.D}, DType::bf16);
   down = {.y_RD = odd_y.tensor(), .a_RF = odd.a.tensor(), .w2_eDF = odd.w2.tensor(), .rows = odd.rows()};
+  EXPECT_THAT(cuda::kernel_text(s, down), ::testing::StartsWith("mma.sync, tiles"));
+  set_kernel_choice(gpu, KernelChoice::automatic);
+  EXPECT_THAT(cuda::kernel_text(s, down), ::testing::StartsWith("mma.sync, tiles"));
+  Problem in_f32({"f32", 9, 32, 16, {5, 4}, 0, true, DType::f32});
+  Array y_f32 = Array::poisoned({in_f32.R, in_f32.c.D}, DType::f32);
+  down = {.y_RD = y_f32.tensor(), .a_RF = in_f32.a.tensor(), .w2_eDF = in_f32.w2.tensor(), .rows = in_f32.rows()};
   EXPECT_EQ(cuda::kernel_text(s, down), "fallback kernel");
 }
 
@@ -300,10 +318,16 @@ TEST(Experts, OfFewRowsHaveTheBitsOfThePortableKernels) {
   ThreadPool pool(1);
   Accelerator gpu;
   Stream s(gpu, pool);
-  std::vector<Case> few{{"one_token", 1, 2048, 1024, {0, 1, 0, 0, 1, 1}, 0, true, DType::bf16},
-                        {"ragged_k", 3, 264, 520, {2, 0, 3}, 1, true, DType::bf16},
-                        {"more_rows_than_a_chunk", 32, 40, 24, {32, 0, 9, 40}, 0, true, DType::bf16},
-                        {"biased", 9, 528, 72, {5, 4}, 0, true, DType::bf16, true}};
+  std::vector<Case> few{
+      {"one_token", 1, 2048, 1024, {0, 1, 0, 0, 1, 1}, 0, true, DType::bf16},
+      {"ragged_k", 3, 264, 520, {2, 0, 3}, 1, true, DType::bf16},
+      {"more_rows_than_a_chunk", 32, 40, 24, {32, 0, 9, 40}, 0, true, DType::bf16},
+      {"biased", 9, 528, 72, {5, 4}, 0, true, DType::bf16, true},
+      // Hopper's kernels of few rows do not take these: no row is in whole chunks, or only those of D or F are.
+      {"odd", 9, 33, 17, {5, 4}, 0, true, DType::bf16},
+      {"pairs_in_place", 9, 6, 50, {5, 4}, 0, false, DType::bf16, true},
+      {"odd_columns", 9, 40, 25, {5, 4}, 0, true, DType::bf16},
+      {"odd_depth", 9, 41, 24, {5, 4}, 0, true, DType::bf16, true}};
   few.push_back({"many_experts", 30, 16, 8, half_empty(256), 0, true, DType::bf16});
   few.push_back({"several_chunks_of_8", 20, 40, 24, std::vector<int64_t>(32), 0, true, DType::bf16});
   few.back().counts[0] = 20;
@@ -322,7 +346,7 @@ TEST(Experts, OfFewRowsHaveTheBitsOfThePortableKernels) {
   }
 }
 
-TEST(Experts, FallbackKernelsAreNoted) {
+TEST(Experts, OddWidthsAreNotedWhereHopperKernelsExist) {
   if (testing::accelerator() == nullptr) GTEST_SKIP() << "there is no GPU";
   ThreadPool pool(1);
   Accelerator gpu;  // of its own: nothing was recorded on it
@@ -332,8 +356,13 @@ TEST(Experts, FallbackKernelsAreNoted) {
   run_all_expert_ops(s, fast);
   EXPECT_THAT(slow, ::testing::IsEmpty());
   Problem odd({"odd", 9, 33, 17, {5, 4}, 0, true, DType::bf16});
+  set_kernel_choice(gpu, KernelChoice::portable);
+  run_all_expert_ops(s, odd);
+  EXPECT_THAT(slow, ::testing::IsEmpty());
+  set_kernel_choice(gpu, KernelChoice::automatic);
   run_all_expert_ops(s, odd);
   EXPECT_EQ(slow.size(), 5);
+  EXPECT_THAT(slow.at("expert_up"), ::testing::StartsWith("portable kernels, since"));
   EXPECT_THAT(slow.at("expert_up"), ::testing::HasSubstr("multiples of 8"));
   EXPECT_THAT(slow.at("expert_up"), ::testing::HasSubstr("[2, 34, 33]"));
 }
@@ -360,8 +389,8 @@ TEST(Experts, PortableKernelsAreNotedWhereHoppersDoNotTakeTheOp) {
 // The rows of each expert in three runs: those in the middle are one part, and the others another one. An expert may have
 // no rows before, between or after.
 TEST_P(ExpertsPartTest, HasTheBitsOfAllRows) {
-  const bool in_tiles = c().dtype == DType::bf16 && c().D % 8 + c().F % 8 == 0;
-  if (s_.device() == DeviceKind::cuda && in_tiles && !uses_hopper_kernels(s_))
+  const bool by_hopper = uses_hopper_kernels(s_) && c().D % 8 + c().F % 8 == 0;
+  if (s_.device() == DeviceKind::cuda && c().dtype == DType::bf16 && !by_hopper)
     GTEST_SKIP() << "the portable kernels compute no part";
   Problem p(c());
   const Outputs all = run_all_expert_ops(s_, p);
@@ -392,27 +421,26 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsTest, ::testing::ValuesIn(testing::on_ea
                            return info.param.c.name + "_" + std::string(name_of(info.param.device));
                          });
 // Returns those that run on tensor cores.
-std::vector<testing::On<Case>> cases_in_bf16_tiles() {
+std::vector<testing::On<Case>> cases_in_bf16() {
   std::vector<testing::On<Case>> tiles = testing::on_each_device(cases());
-  std::erase_if(tiles, [](const testing::On<Case>& on) {
-    return on.device != DeviceKind::cuda || on.c.dtype != DType::bf16 || on.c.D % 8 + on.c.F % 8 != 0;
-  });
+  std::erase_if(tiles,
+                [](const testing::On<Case>& on) { return on.device != DeviceKind::cuda || on.c.dtype != DType::bf16; });
   return tiles;
 }
 std::vector<testing::On<Case>> cases_of_few_blocks() {
-  std::vector<testing::On<Case>> few = cases_in_bf16_tiles();
+  std::vector<testing::On<Case>> few = cases_in_bf16();
   std::erase_if(few, [](const testing::On<Case>& on) { return on.c.gpt_oss; });
   return few;
 }
-// The bias of the output has an even number of columns in the kernels that add terms.
+// The kernels that add terms take columns in multiples of 8, and a bias of the output with an even number of them.
 std::vector<testing::On<Case>> cases_of_terms() {
-  std::vector<testing::On<Case>> tiles = cases_in_bf16_tiles();
+  std::vector<testing::On<Case>> tiles = cases_in_bf16();
   std::erase_if(tiles, [](const testing::On<Case>& on) {
-    return std::accumulate(on.c.counts.begin(), on.c.counts.end(), 0) == 0;
+    return on.c.D % 8 + on.c.F % 8 != 0 || std::accumulate(on.c.counts.begin(), on.c.counts.end(), 0) == 0;
   });
   return tiles;
 }
-INSTANTIATE_TEST_SUITE_P(Shapes, PortableExpertsTest, ::testing::ValuesIn(cases_in_bf16_tiles()),
+INSTANTIATE_TEST_SUITE_P(Shapes, PortableExpertsTest, ::testing::ValuesIn(cases_in_bf16()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsOfFewBlocksTest, ::testing::ValuesIn(cases_of_few_blocks()),
                          [](const auto& info) { return info.param.c.name + "_cuda"; });

@@ -24,8 +24,8 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    // The last four are for tiles: ragged in rows, depth and columns; one row; deeper than the
-    // stores of a tile last.
+    // The last seven are for tiles: ragged in rows, depth and columns; one row; deeper than the
+    // stores of a tile last; rows that do not begin at multiples of 16 bytes.
     for (const auto& [T, D, F] : std::vector<std::array<int64_t, 3>>{{0, 3, 2},
                                                                      {1, 1, 1},
                                                                      {5, 7, 3},
@@ -33,7 +33,10 @@ std::vector<Case> cases() {
                                                                      {300, 200, 136},
                                                                      {1, 64, 264},
                                                                      {129, 1160, 24},
-                                                                     {260, 72, 520}}) {
+                                                                     {260, 72, 520},
+                                                                     {300, 203, 135},
+                                                                     {130, 34, 51},
+                                                                     {260, 130, 267}}) {
       all.push_back({T, D, F, dtype});
     }
   }

@@ -169,7 +169,8 @@ TEST(Gemm, SameBitsForAnyTeam) {
 // Every number of few rows, with columns and a depth that fill no step of a kernel.
 TEST(Gemm, OfFewRowsEqualsTheReferenceRowByRow) {
   testing::on_each_device([](Stream& s) {
-    for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{{8, 8}, {40, 264}, {264, 2056}, {24, 4360}}) {
+    for (const auto& [n, k] : std::vector<std::array<int64_t, 2>>{
+             {8, 8}, {40, 264}, {264, 2056}, {24, 4360}, {51, 130}, {34, 4099}, {1, 1}}) {
       for (const auto& [dtype, c_dtype] : std::vector<std::array<DType, 2>>{
                {DType::f32, DType::f32}, {DType::bf16, DType::f32}, {DType::bf16, DType::bf16}}) {
         Array x = Array::normal({kFewRows, k}, dtype, 1), w = Array::normal({n, k}, dtype, 2);

@@ -22,7 +22,10 @@ std::vector<Case> cases() {
     for (Case c : {Case{{0}, 3, 2}, Case{{1}, 1, 1}, Case{{7}, 13, 3}, Case{{67}, 33, 16}, Case{{300}, 530, 8},
                    Case{{5, 0, 9}, 20, 4, true}, Case{{0, 130, 1, 64}, 45, 5, true}, Case{{3, 4}, 17, 2},
                    Case{{1}, 8, 8}, Case{{1500}, 264, 16}, Case{{0, 130, 1, 64, 0, 257}, 520, 8, true},
-                   Case{{40, 128, 3}, 136, 40, true}, Case{std::vector<int64_t>(70, 5), 40, 16}}) {
+                   Case{{40, 128, 3}, 136, 40, true}, Case{std::vector<int64_t>(70, 5), 40, 16},
+                   // Windows that do not begin at multiples of 16 bytes, or end within them.
+                   Case{{300}, 265, 51}, Case{{0, 130, 1, 257}, 523, 7, true}, Case{{40, 128, 3}, 138, 34, true},
+                   Case{{1500}, 264, 12}, Case{{129, 5}, 130, 16}}) {
       c.dtype = dtype;
       all.push_back(c);
     }

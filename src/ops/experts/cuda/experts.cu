@@ -21,18 +21,18 @@ Path path_of(const Stream& s, const Op& a) {
   return sm80::takes(a) ? Path::sm80 : Path::generic;
 }
 
-// Notes a fallback kernel if a faster one does not support the shape. weights: their shape gives the columns and the
-// number of experts.
+// Notes a fallback or a portable kernel if a faster one does not support the op. weights: their shape gives the columns
+// and the number of experts.
 void note_path(const Stream& s, const char* name, Path path, const Tensor& weights) {
   if (path == Path::generic) {
     note_fallback_kernel(s, name,
-                         fmt::format("the tensor-core kernels take columns in multiples of 8 and at most {} experts; "
-                                     "got weights {}",
+                         fmt::format("the tensor-core kernels take at most {} experts; got weights {}",
                                      kMaxPortableExperts, to_string(weights)));
   } else if (path == Path::sm80 && uses_hopper_kernels(s)) {
     note_fallback_kernel(s, name,
-                         "portable kernels, since the Hopper kernels take at most 512 experts, and biases of an even "
-                         "number of columns");
+                         fmt::format("portable kernels, since the Hopper kernels take columns in multiples of 8, at "
+                                     "most 512 experts, and biases of an even number of columns; got weights {}",
+                                     to_string(weights)));
   }
 }
 
@@ -42,9 +42,9 @@ Path choose_path(const Stream& s, const char* name, const Op& a, const Tensor& r
   const Path path = path_of(s, a);
   if constexpr (requires { a.part; }) {
     MOEBIUS_CHECK(usage, a.part.runs_2G.empty() || path != Path::sm80,
-                  "{}: the portable kernels do not compute a part of the rows; those of Hopper GPUs do, for at most "
-                  "512 experts and biases of an even number of columns; set parallel.expert_overlap to \"layer\" or "
-                  "\"none\"",
+                  "{}: the portable kernels do not compute a part of the rows; those of Hopper GPUs do, for columns in "
+                  "multiples of 8, at most 512 experts and biases of an even number of columns; set "
+                  "parallel.expert_overlap to \"layer\" or \"none\"",
                   name);
   }
   if (rows.dtype == DType::bf16 && rows.numel() > 0) note_path(s, name, path, weights);

@@ -33,9 +33,8 @@ struct RowRuns {
   int num, of_expert = 1;
 };
 
-// For any GPU of compute capability 8.0 and later: bf16, columns in multiples of 8, at most
-// kMaxPortableExperts; biases and every activation. takes() and the additions to the contract are as
-// in sm90.
+// For any GPU of compute capability 8.0 and later: bf16, columns of any width, at most kMaxPortableExperts;
+// biases and every activation. takes() and the additions to the contract are as in sm90.
 namespace sm80 {
 bool takes(const ExpertUp& a);
 bool takes(const ExpertDown& a);

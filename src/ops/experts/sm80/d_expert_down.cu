@@ -26,17 +26,20 @@ struct DDownGemm {
     float* partial;       // [columns of F / 64, R]; null: not wanted
     int64_t R;
     int32_t F;
+    bool in_chunks;  // all chunks of the rows of h, dh and sa begin at multiples of 16 bytes
   };
 
+  __device__ __forceinline__ static Units units(const Params& p) { return {p.dout.width.unit, p.w2.width.unit}; }
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
     open_rows(a, p.dout, tile);
-    b.open(p.w2.of(tile.expert), nullptr, p.w2.chunks, static_cast<uint32_t>(tile.n * (kConfig.tile_n / 8)), 0,
+    b.open(p.w2.of(tile.expert), nullptr, p.w2.width, static_cast<uint32_t>(tile.n * (kConfig.tile_n / 8)), 0,
            p.w2.rows);
   }
 
   __device__ __forceinline__ static void begin(const Params&, const Tile&, WarpSums& sums) { clear_sums(sums); }
 
   // The gate and up of a row in this lane's low and high columns.
+  template <bool kInChunks>
   struct LaneInputs {
     uint32_t gate[2][4], up[2][4];
     float weight;
@@ -46,18 +49,24 @@ struct DDownGemm {
       const uint16_t* h = p.h + int64_t{row} * 2 * p.F + col;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        load_chunk(gate[half], h + half * 32, there && col + half * 32 < p.F);
-        load_chunk(up[half], h + half * 32 + p.F, there && col + half * 32 < p.F);
+        load_columns(gate[half], h + half * 32, there ? p.F - col - half * 32 : 0);
+        load_columns(up[half], h + half * 32 + p.F, there ? p.F - col - half * 32 : 0);
       }
       weight = there && p.weight != nullptr ? __ldg(p.weight + row) : 1.0f;
     }
-    __device__ __forceinline__ static void load_chunk(uint32_t (&to)[4], const uint16_t* from, bool there) {
-      const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), there);
-      to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
+    // The first n of eight columns, and zeros in place of the others.
+    __device__ __forceinline__ static void load_columns(uint32_t (&to)[4], const uint16_t* from, int32_t n) {
+      if constexpr (kInChunks) {
+        const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), n > 0);
+        to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
+      } else {
+        load_elements(to, from, n);
+      }
     }
   };
 
   // Processes eight columns: stores dh and sa, and adds g a to sum.
+  template <bool kInChunks>
   __device__ __forceinline__ static void backward(const Params& p, int32_t row, int32_t col, float& sum,
                                                   const uint32_t (&g)[4], const uint32_t (&gate)[4],
                                                   const uint32_t (&up)[4], float weight) {
@@ -69,40 +78,49 @@ struct DDownGemm {
     uint32_t word[4];
     uint16_t* dh = p.dh + int64_t{row} * 2 * p.F + col;
     pack(word, of.dgate);
-    store_chunk(dh, word);
+    store_columns<kInChunks>(dh, word, p.F - col);
     pack(word, of.dup);
-    store_chunk(dh + p.F, word);
+    store_columns<kInChunks>(dh + p.F, word, p.F - col);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       sum += from_g.x[i] * of.a[i];
       of.a[i] = __fmul_rn(weight, of.a[i]);
     }
     pack(word, of.a);
-    store_chunk(p.sa + int64_t{row} * p.F + col, word);
+    store_columns<kInChunks>(p.sa + int64_t{row} * p.F + col, word, p.F - col);
   }
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t first_col = tile.n * kConfig.tile_n + WarpPlace<kConfig>::col(), col = first_col + col_of_lane();
     const int32_t first_row = tile.m + WarpPlace<kConfig>::row();
     if (first_col >= p.F) return;
-    LaneInputs next;
+    if (!p.in_chunks) {
+      for_each_row(sums, [&](int i, const RowChunks& g) {
+        LaneInputs<false> in;
+        in.load(p, first_row + row_of_lane(i), tile.end_m, col);
+        store_row(p, first_row + row_of_lane(i), tile.end_m, col, g, in);
+      });
+      return;
+    }
+    LaneInputs<true> next;
     next.load(p, first_row + row_of_lane(0), tile.end_m, col);
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      const LaneInputs in = next;
+      const LaneInputs<true> in = next;
       if (i + 1 < kRowsOfLane) next.load(p, first_row + row_of_lane(i + 1), tile.end_m, col);
-      const RowChunks g = row_chunks(sums, i);
-      const int32_t row = first_row + row_of_lane(i);
-      const bool there = row < tile.end_m;
-      float sum = 0;
-      if (there && col < p.F) backward(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
-      if (there && col + 32 < p.F) backward(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      if (there && p.partial != nullptr && threadIdx.x % 4 == 0) {
-        p.partial[first_col / kDWeightCols * p.R + row] = sum;
-      }
+      store_row(p, first_row + row_of_lane(i), tile.end_m, col, row_chunks(sums, i), in);
     }
+  }
+  template <bool kInChunks>
+  __device__ __forceinline__ static void store_row(const Params& p, int32_t row, int32_t end_row, int32_t col,
+                                                   const RowChunks& g, const LaneInputs<kInChunks>& in) {
+    const bool there = row < end_row;
+    float sum = 0;
+    if (there && col < p.F) backward<kInChunks>(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
+    if (there && col + 32 < p.F) backward<kInChunks>(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (there && p.partial != nullptr && threadIdx.x % 4 == 0) p.partial[col / kDWeightCols * p.R + row] = sum;
   }
 };
 
@@ -121,7 +139,8 @@ void launch(Stream& s, const DExpertDown& a) {
                               .weight = weighted ? a.weight_R.ptr<float>() : nullptr,
                               .partial = weighted ? static_cast<float*>(a.scratch.data) : nullptr,
                               .R = R,
-                              .F = static_cast<int32_t>(F)};
+                              .F = static_cast<int32_t>(F),
+                              .in_chunks = is_in_chunks(a.h_R2F) && is_in_chunks(a.dh_R2F) && is_in_chunks(a.sa_RF)};
   launch_portable<Op>(s, p, "d_expert_down");
 }
 

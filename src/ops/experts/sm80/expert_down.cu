@@ -23,15 +23,17 @@ struct RowsGemm {
     ColumnBias bias;
     uint16_t* y;
     int32_t N;
+    bool in_chunks;  // all chunks of the rows of y begin at multiples of 16 bytes
   };
 
+  __device__ __forceinline__ static Units units(const Params& p) { return {p.rows.width.unit, p.w.width.unit}; }
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
-    a.open(p.rows.rows, p.rows.chunks, {tile.m + static_cast<int32_t>(CopyA::first_row()), tile.end_m - 1});
+    a.open(p.rows.rows, p.rows.width, {tile.m + static_cast<int32_t>(CopyA::first_row()), tile.end_m - 1});
     const int32_t first = tile.n * kConfig.tile_n;
     if constexpr (kMajor == Major::k) {
-      b.open(p.w.of(tile.expert), p.w.chunks, {first + static_cast<int32_t>(CopyB::first_row()), p.N - 1});
+      b.open(p.w.of(tile.expert), p.w.width, {first + static_cast<int32_t>(CopyB::first_row()), p.N - 1});
     } else {
-      b.open(p.w.of(tile.expert), nullptr, p.w.chunks, static_cast<uint32_t>(first / 8), 0, p.w.rows);
+      b.open(p.w.of(tile.expert), nullptr, p.w.width, static_cast<uint32_t>(first / 8), 0, p.w.rows);
     }
   }
 
@@ -44,6 +46,10 @@ struct RowsGemm {
   }
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
+    p.in_chunks ? store_rows<true>(p, tile, sums) : store_rows<false>(p, tile, sums);
+  }
+  template <bool kInChunks>
+  __device__ __forceinline__ static void store_rows(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t col = first_col(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
@@ -51,8 +57,8 @@ struct RowsGemm {
       const int32_t r = first_row + row_of_lane(i);
       if (r >= tile.end_m) continue;
       uint16_t* y = p.y + int64_t{r} * p.N + col;
-      if (col < p.N) store_chunk(y, row.low);
-      if (col + 32 < p.N) store_chunk(y + 32, row.high);
+      if (col < p.N) store_columns<kInChunks>(y, row.low, p.N - col);
+      if (col + 32 < p.N) store_columns<kInChunks>(y + 32, row.high, p.N - col - 32);
     }
   }
 };
@@ -75,7 +81,8 @@ void launch(Stream& s, const Product& a, const char* who) {
                               .w = weights_of(a.b),
                               .bias = column_bias(a.bias_eC, a.bias_first),
                               .y = halves(a.y_RN),
-                              .N = static_cast<int32_t>(N)};
+                              .N = static_cast<int32_t>(N),
+                              .in_chunks = is_in_chunks(a.y_RN)};
   launch_portable<Op>(s, p, who);
 }
 

@@ -22,6 +22,7 @@ class GateAndUpRows {
     }
     return min(f_ + i * (kRowsAtOnce / 2), F_ - 1) + up_;
   }
+  __device__ __forceinline__ int32_t row_at(int i) const { return row(i); }
 
  private:
   int32_t f_ = 0, up_ = 0, F_ = 0;
@@ -44,11 +45,13 @@ struct UpGemm {
     WordActivation activation;
     uint16_t *h, *a;
     int32_t F;
+    bool in_chunks;  // all chunks of the rows of h and a begin at multiples of 16 bytes
   };
 
+  __device__ __forceinline__ static Units units(const Params& p) { return {p.x.width.unit, p.w1.width.unit}; }
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
     open_rows(a, p.x, tile);
-    b.open(p.w1.of(tile.expert), p.w1.chunks, {static_cast<int32_t>(CopyB::first_row()), tile.n * kCols, p.F});
+    b.open(p.w1.of(tile.expert), p.w1.width, {static_cast<int32_t>(CopyB::first_row()), tile.n * kCols, p.F});
   }
 
   __device__ __forceinline__ static int32_t first_f(const Tile& tile) {
@@ -62,18 +65,26 @@ struct UpGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t f = first_f(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      const RowChunks row = row_chunks(sums, i);
-      const int32_t r = first_row + row_of_lane(i);
-      if (r >= tile.end_m || f >= p.F) continue;
-      uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
-      store_chunk(h, row.low);
-      store_chunk(h + p.F, row.high);
-      uint32_t a[4];
-      activate(a, p.activation, row.low, row.high);
-      store_chunk(p.a + int64_t{r} * p.F + f, a);
+    if (!p.in_chunks) {
+      for_each_row(sums, [&](int i, const RowChunks& row) {
+        store_row<false>(p, first_row + row_of_lane(i), tile.end_m, f, row);
+      });
+      return;
     }
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i)
+      store_row<true>(p, first_row + row_of_lane(i), tile.end_m, f, row_chunks(sums, i));
+  }
+  template <bool kInChunks>
+  __device__ __forceinline__ static void store_row(const Params& p, int32_t r, int32_t end_r, int32_t f,
+                                                   const RowChunks& row) {
+    if (r >= end_r || f >= p.F) return;
+    uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
+    store_columns<kInChunks>(h, row.low, p.F - f);
+    store_columns<kInChunks>(h + p.F, row.high, p.F - f);
+    uint32_t a[4];
+    activate(a, p.activation, row.low, row.high);
+    store_columns<kInChunks>(p.a + int64_t{r} * p.F + f, a, p.F - f);
   }
 };
 
@@ -88,7 +99,8 @@ void launch(Stream& s, const ExpertUp& a) {
                               .activation = WordActivation(a.activation),
                               .h = halves(a.h_R2F),
                               .a = halves(a.a_RF),
-                              .F = static_cast<int32_t>(F)};
+                              .F = static_cast<int32_t>(F),
+                              .in_chunks = is_in_chunks(a.h_R2F) && is_in_chunks(a.a_RF)};
   launch_portable<Op>(s, p, "expert_up");
 }
 

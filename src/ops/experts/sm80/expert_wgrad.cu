@@ -22,11 +22,13 @@ struct WgradGemm {
     float* dw;
     int32_t N;
     bool accumulate;
+    bool in_pairs;  // N is even
   };
 
+  __device__ __forceinline__ static Units units(const Params& p) { return {p.left.width.unit, p.right.width.unit}; }
   __device__ __forceinline__ static void open(const Params& p, CopyA& a, CopyB& b, const Tile& tile) {
-    a.open(p.left.rows, p.left.index, p.left.chunks, static_cast<uint32_t>(tile.m / 8), tile.k, tile.end_k);
-    b.open(p.right.rows, p.right.index, p.right.chunks, static_cast<uint32_t>(tile.n * (kConfig.tile_n / 8)), tile.k,
+    a.open(p.left.rows, p.left.index, p.left.width, static_cast<uint32_t>(tile.m / 8), tile.k, tile.end_k);
+    b.open(p.right.rows, p.right.index, p.right.width, static_cast<uint32_t>(tile.n * (kConfig.tile_n / 8)), tile.k,
            tile.end_k);
   }
 
@@ -62,6 +64,7 @@ struct WgradGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const LaneElements dw(p, tile);
+    if (!p.in_pairs) return put_each(dw, sums, p.accumulate);
     const bool whole = dw.has(kRows - 1, kPairs - 1);
     if (p.accumulate)
       whole ? put<true, true>(dw, sums) : put<true, false>(dw, sums);
@@ -69,8 +72,8 @@ struct WgradGemm {
       whole ? put<false, true>(dw, sums) : put<false, false>(dw, sums);
   }
 
-  // kAdds: adds to dw, else stores. kWhole: all elements are in dw, which has rows and columns in multiples
-  // of 8. All loads of a row are issued before the first sum waits for one.
+  // kAdds: adds to dw, else stores. kWhole: all elements are in dw, which has an even number of columns. All loads of a
+  // row are issued before the first sum waits for one.
   template <bool kAdds, bool kWhole>
   __device__ __forceinline__ static void put(const LaneElements& dw, const WarpSums& sums) {
 #pragma unroll
@@ -86,6 +89,19 @@ struct WgradGemm {
       }
     }
   }
+  // The same for an odd number of columns, where a pair may begin at any element.
+  __device__ __forceinline__ static void put_each(const LaneElements& dw, const WarpSums& sums, bool adds) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float* row = dw.row(i);
+#pragma unroll
+      for (int j = 0; j < 2 * kPairs; ++j) {
+        const int column = j / 2 * 8 + j % 2;
+        if (8 * i >= dw.rows || column >= dw.columns) continue;
+        __stcg(row + column, (adds ? __ldcg(row + column) : 0.0f) + sums[i / 2][j / 2][i % 2 * 2 + j % 2]);
+      }
+    }
+  }
 };
 
 template <bool kLeftIndexed, PortableGemmConfig kConfig>
@@ -98,7 +114,8 @@ void launch(Stream& s, const ExpertWgrad& a) {
                         .right = source_of(a.right_RN.data, a.gather_right ? index : nullptr),
                         .dw = a.dw_eMN.ptr<float>(),
                         .N = static_cast<int32_t>(N),
-                        .accumulate = a.accumulate};
+                        .accumulate = a.accumulate,
+                        .in_pairs = N % 2 == 0};
   p.tiles.has_idle = !a.accumulate;
   MOEBIUS_ASSERT(p.tiles.num_experts == E);
   launch_portable<Op>(s, p, "expert_wgrad");

@@ -30,16 +30,33 @@ struct Params {
   ColumnBias bias;
   WordActivation activation;
   int32_t num_rows, num_experts, N, K;
+  bool reads_chunks, writes_chunks;  // all chunks of rows of w and x, or of the results, begin at multiples of 16 bytes
 };
 
-__device__ __forceinline__ void store_words(uint16_t* to, const float (&x)[8]) {
+// Stores eight columns, or the first n where they are no whole chunk.
+__device__ __forceinline__ void store_words(uint16_t* to, const uint32_t (&words)[4], int32_t n, bool in_chunks) {
+  if (in_chunks)
+    store_chunk(to, words);
+  else
+    store_columns<false>(to, words, n);
+}
+__device__ __forceinline__ void store_words(uint16_t* to, const float (&x)[8], int32_t n, bool in_chunks) {
   uint32_t words[4];
   pack(words, x);
-  store_chunk(to, words);
+  store_words(to, words, n, in_chunks);
 }
-__device__ __forceinline__ void store_words(float* to, const float (&x)[8]) {
+__device__ __forceinline__ void store_words(float* to, const float (&x)[8], int32_t n, bool in_chunks) {
 #pragma unroll
-  for (int i = 0; i < 8; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  for (int i = 0; i < 8; i += 4) {
+    if (in_chunks) {
+      *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+      continue;
+    }
+#pragma unroll
+    for (int j = i; j < i + 4; ++j) {
+      if (j < n) to[j] = x[j];
+    }
+  }
 }
 
 // The two matrix rows that a lane reads, and its part of `kAhead` steps of them.
@@ -98,6 +115,8 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
   constexpr int kAhead = kTiles * kWarps > 32 ? 2 : 4;  // steps whose loads are on their way at once
   constexpr int kStride = kWarps * kStepK, kRound = kAhead * kStride;
   constexpr bool kIsDouble = kTiles == 1;  // the next round's weights come while this one's are multiplied
+  // Rows of other widths have one group: with more of them, the compiler would have too few registers.
+  const bool reads_chunks = kTiles > 1 || p.reads_chunks, writes_chunks = kTiles > 1 || p.writes_chunks;
   __shared__ float of_warps[kWarps][kRows][kMatrixRows + 1];
   __shared__ float sums[kRows][kMatrixRows];
   if (!p.offsets) let_next_start();
@@ -113,7 +132,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
     const char* matrix = p.w + int64_t{expert} * p.N * row_bytes;
     w.low = matrix + (w.has_low ? low : 0) * row_bytes;
     w.high = matrix + (w.has_high ? high : 0) * row_bytes;
-    next.fetch_from(w, own_k, kStride, p.K);
+    if (reads_chunks) next.fetch_from(w, own_k, kStride, p.K);
     if (kIsDouble && p.offsets) return;
     for (int32_t j = warp; j < kMatrixRows; j += kWarps) {
       const int32_t row = kGated && j >= 8 ? F + first + j - 8 : first + j;
@@ -139,7 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
       x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * row_bytes;
     }
     float acc[kTiles][4] = {};
-    for (int32_t k0 = warp * kStepK; k0 < p.K; k0 += kRound) {
+    for (int32_t k0 = warp * kStepK; reads_chunks && k0 < p.K; k0 += kRound) {
       const bool is_here = kIsDouble ? k0 >= kRound || r0 == rows.begin : k0 < kRound && r0 == rows.begin;
       if (!is_here) next.fetch_from(w, k0 + quad * 8, kStride, p.K);
       const Steps<kAhead> a = next;
@@ -161,6 +180,24 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
         for (int i = 0; i < kTiles; ++i) {
           multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
           multiply(acc[i], second_a, b[u][i].z, b[u][i].w);
+        }
+      }
+    }
+    // The same products in the same order, one step at a time.
+    if (!reads_chunks) {
+#pragma unroll 1
+      for (int32_t k = own_k; k - quad * 8 < p.K; k += kStride) {
+        uint32_t a_low[4], a_high[4];
+        load_elements(a_low, w.low + int64_t{k} * 2, w.has_low ? p.K - k : 0);
+        load_elements(a_high, w.high + int64_t{k} * 2, w.has_high ? p.K - k : 0);
+        const uint32_t first_a[4] = {a_low[0], a_high[0], a_low[1], a_high[1]},
+                       second_a[4] = {a_low[2], a_high[2], a_low[3], a_high[3]};
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          uint32_t b[4];
+          load_elements(b, x[i] + int64_t{k} * 2, has_row[i] ? p.K - k : 0);
+          multiply(acc[i], first_a, b[0], b[1]);
+          multiply(acc[i], second_a, b[2], b[3]);
         }
       }
     }
@@ -194,17 +231,17 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) 
         pack(gate, x_gate);
         pack(up, x_up);
         uint16_t* h = p.h + int64_t{r} * p.N + first;
-        store_chunk(h, gate);
-        store_chunk(h + F, up);
+        store_words(h, gate, F - first, writes_chunks);
+        store_words(h + F, up, F - first, writes_chunks);
         activate(a, p.activation, gate, up);
-        store_chunk(p.a + int64_t{r} * F + first, a);
+        store_words(p.a + int64_t{r} * F + first, a, F - first, writes_chunks);
       } else {
         const int col = i % 2 * 8;
         if (first + col >= p.N) continue;
         float x8[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) x8[j] = sums[row][col + j];
-        store_words(static_cast<Y*>(p.y) + int64_t{r} * p.N + first + col, x8);
+        store_words(static_cast<Y*>(p.y) + int64_t{r} * p.N + first + col, x8, p.N - first - col, writes_chunks);
       }
     }
     __syncthreads();
@@ -223,7 +260,7 @@ void launch_few_rows(Stream& s, const Params& p, int64_t rows_together) {
     launch_kernel(s, true, {.blocks = grid, .threads = kWarps * 32}, few_rows_kernel<kTiles, kWarps, kGated, Y>, p);
   };
   const auto with_tiles = [&]<int kWarps>() {
-    if (rows_together <= 8)
+    if (rows_together <= 8 || !p.reads_chunks || !p.writes_chunks)
       run.template operator()<1, kWarps>();
     else if (rows_together <= 16)
       run.template operator()<2, kWarps>();
@@ -241,9 +278,7 @@ int64_t rows_together(const Rows& rows, int64_t num_rows) {
   return rows.offsets_e1.empty() ? num_rows : std::min<int64_t>(num_rows, 16);
 }
 
-bool takes_result(const Tensor& y) {
-  return y.dtype == DType::f32 ? y.dim(1) % 8 == 0 && reinterpret_cast<uintptr_t>(y.data) % 16 == 0 : takes_matrix(y);
-}
+bool takes_result(const Tensor& y) { return y.dtype == DType::f32 || takes_matrix(y); }
 
 }  // namespace
 
@@ -266,7 +301,9 @@ void expert_up_few_rows(Stream& s, const ExpertUp& a) {
                  .num_rows = narrow<int32_t>(a.a_RF.dim(0)),
                  .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
-                 .K = narrow<int32_t>(w.dim(2))};
+                 .K = narrow<int32_t>(w.dim(2)),
+                 .reads_chunks = is_in_chunks(w) && is_in_chunks(a.x_TD.data),
+                 .writes_chunks = is_in_chunks(a.h_R2F) && is_in_chunks(a.a_RF)};
   launch_few_rows<true, uint16_t>(s, p, rows_together(a.rows, a.x_TD.data.dim(0)));
 }
 
@@ -284,7 +321,9 @@ void expert_down_few_rows(Stream& s, const ExpertDown& a) {
                  .num_rows = narrow<int32_t>(a.y_RD.dim(0)),
                  .num_experts = narrow<int32_t>(w.dim(0)),
                  .N = narrow<int32_t>(w.dim(1)),
-                 .K = narrow<int32_t>(w.dim(2))};
+                 .K = narrow<int32_t>(w.dim(2)),
+                 .reads_chunks = is_in_chunks(w) && is_in_chunks(a.a_RF.data),
+                 .writes_chunks = is_in_chunks(a.y_RD)};
   const int64_t together = rows_together(a.rows, a.y_RD.dim(0));
   if (a.y_RD.dtype == DType::f32) return launch_few_rows<false, float>(s, p, together);
   launch_few_rows<false, uint16_t>(s, p, together);

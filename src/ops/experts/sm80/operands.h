@@ -9,7 +9,7 @@
 namespace moebius::cuda::sm80 {
 
 inline Source source_of(const Tensor& rows, const int32_t* index) {
-  return {static_cast<const char*>(rows.data), index, chunks_of_row(rows)};
+  return {static_cast<const char*>(rows.data), index, width_of(rows)};
 }
 
 // The weights of all experts, [e, rows, columns].
@@ -17,11 +17,11 @@ struct Weights {
   const char* data;
   int64_t expert_bytes;
   int32_t rows;
-  uint32_t chunks;  // pieces of 16 bytes in a row
+  RowWidth width;
   __device__ __forceinline__ const char* of(int32_t expert) const { return data + expert * expert_bytes; }
 };
 inline Weights weights_of(const Tensor& w) {
-  return {static_cast<const char*>(w.data), w.dim(1) * w.dim(2) * 2, static_cast<int32_t>(w.dim(1)), chunks_of_row(w)};
+  return {static_cast<const char*>(w.data), w.dim(1) * w.dim(2) * 2, static_cast<int32_t>(w.dim(1)), width_of(w)};
 }
 
 inline ColumnBias column_bias(const Tensor& b_eC, int64_t first) {
@@ -34,7 +34,7 @@ inline ColumnBias column_bias(const Tensor& b_eC, int64_t first) {
 template <class CopyA>
 __device__ __forceinline__ void open_rows(CopyA& a, const Source& x, const Tile& tile) {
   const auto row_of = [&](int32_t i) { return row_in_source(x.index, min(tile.m + i, tile.end_m - 1), true); };
-  a.open(x.rows, x.chunks, {static_cast<int32_t>(CopyA::first_row()), row_of});
+  a.open(x.rows, x.width, {static_cast<int32_t>(CopyA::first_row()), row_of});
 }
 
 }  // namespace moebius::cuda::sm80

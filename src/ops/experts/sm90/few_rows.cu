@@ -10,6 +10,7 @@
 #include "ops/experts/sm90/few_rows.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "device/gpu_limits.h"
 #include "ops/cuda/early_launch.h"
@@ -313,13 +314,18 @@ bool takes_shape(const Rows& rows, const Tensor& w, int64_t num_rows, bool is_ga
   return num_rows <= 8 && (is_gated || w.dim(1) > 4096);
 }
 
+// A bulk copy, a load and a store are of whole chunks at multiples of 16 bytes, unlike those of the portable kernels.
+bool are_in_chunks(std::initializer_list<Tensor> all) { return std::ranges::all_of(all, sm80::is_in_chunks); }
+
 }  // namespace
 
 bool takes_few_rows(const ExpertUp& a) {
-  return sm80::takes_few_rows(a) && takes_shape(a.rows, a.w1_e2FD.data, a.a_RF.dim(0), true);
+  return sm80::takes_few_rows(a) && are_in_chunks({a.x_TD.data, a.w1_e2FD.data, a.h_R2F, a.a_RF}) &&
+         takes_shape(a.rows, a.w1_e2FD.data, a.a_RF.dim(0), true);
 }
 bool takes_few_rows(const ExpertDown& a) {
-  return sm80::takes_few_rows(a) && takes_shape(a.rows, a.w2_eDF.data, a.y_RD.dim(0), false);
+  return sm80::takes_few_rows(a) && are_in_chunks({a.a_RF.data, a.w2_eDF.data, a.y_RD}) &&
+         takes_shape(a.rows, a.w2_eDF.data, a.y_RD.dim(0), false);
 }
 
 void expert_up_few_rows(Stream& s, const ExpertUp& a) {

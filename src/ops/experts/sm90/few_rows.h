@@ -1,5 +1,6 @@
-// The kernels of few rows that stream weights. They take calls that declare few rows, in the shapes that the portable
-// kernels of few rows take, and give the bits of those. Host code only.
+// The kernels of few rows that stream weights. They take calls that declare few rows, where columns are multiples of 8
+// and tensors begin at multiples of 16 bytes. They give the bits of the portable kernels of few rows, which take any
+// columns. Host code only.
 #pragma once
 
 #include "device/device.h"

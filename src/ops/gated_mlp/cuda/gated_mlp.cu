@@ -31,11 +31,18 @@ void activate(Stream& s, const DGatedDown& a) {
 
 void note_two_passes(const Stream& s, const char* op, const Tensor& w) {
   if (w.dtype != DType::bf16) return;
-  note_fallback_kernel(
-      s, op,
-      fmt::format("the fused kernels take weights with rows and columns in multiples of 8; got {}, for "
-                  "cuBLASLt and a pass of its own",
-                  to_string(w)));
+  note_fallback_kernel(s, op,
+                       fmt::format("the fused kernels take fewer than 2^31 chunks of 8 elements; got {}, for cuBLASLt "
+                                   "and a pass of its own",
+                                   to_string(w)));
+}
+
+void note_portable(const Stream& s, const char* op, const Tensor& w) {
+  if (!uses_hopper_kernels(s)) return;
+  note_fallback_kernel(s, op,
+                       fmt::format("portable kernels, since the Hopper kernels take weights with rows and columns in "
+                                   "multiples of 8; got {}",
+                                   to_string(w)));
 }
 
 void quantised_gated_up(Stream& s, const GatedUp& a) {
@@ -73,7 +80,10 @@ void gated_up(Stream& s, const GatedUp& a) {
     activate(s, a);
   };
   if (uses_hopper_kernels(s) && sm90::takes(up) && sm90::takes(product)) return run(sm90::expert_up, sm90::expert_down);
-  if (sm80::takes(up) && sm80::takes(product)) return run(sm80::expert_up, sm80::expert_down);
+  if (sm80::takes(up) && sm80::takes(product)) {
+    note_portable(s, "gated_up", a.w_2FD.data);
+    return run(sm80::expert_up, sm80::expert_down);
+  }
   note_two_passes(s, "gated_up", a.w_2FD.data);
   cuda::gemm(s, {.c_MN = a.h_T2F, .a = a.x_TD, .b = a.w_2FD, .trans_b = true});
   activate(s, a);
@@ -91,7 +101,10 @@ void d_gated_down(Stream& s, const DGatedDown& a) {
   };
   if (uses_hopper_kernels(s) && sm90::takes(down) && sm90::takes(product))
     return run(sm90::d_expert_down, sm90::d_expert_up);
-  if (sm80::takes(down) && sm80::takes(product)) return run(sm80::d_expert_down, sm80::d_expert_up);
+  if (sm80::takes(down) && sm80::takes(product)) {
+    note_portable(s, "d_gated_down", a.w_DF.data);
+    return run(sm80::d_expert_down, sm80::d_expert_up);
+  }
   note_two_passes(s, "d_gated_down", a.w_DF.data);
   cuda::gemm(s, {.c_MN = a.da_TF, .a = a.dy_TD, .b = a.w_DF});
   activate(s, a);

@@ -8,21 +8,23 @@
 
 namespace moebius::cuda::sm80 {
 
-// Returns whether rows can be copied 16 bytes at a time: they are bf16, and begin at multiples of 16 bytes.
-inline bool takes_rows(const Tensor& t) {
-  return t.dtype == DType::bf16 && t.shape[t.shape.rank() - 1] % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
-}
 // Returns whether rows and chunks can be counted in 32 bits, including those of tiles past the last row.
 inline bool takes_matrix(const Tensor& t) {
-  return takes_rows(t) && t.dim(0) < INT32_MAX / 2 && t.numel() / 8 < INT32_MAX;
+  return t.dtype == DType::bf16 && t.dim(0) < INT32_MAX / 2 && t.numel() / 8 < INT32_MAX;
 }
 inline bool takes_weights(const Tensor& t) {
-  return takes_rows(t) && t.dim(0) <= kMaxPortableExperts && t.dim(1) * t.dim(2) / 8 < INT32_MAX;
+  return t.dtype == DType::bf16 && t.dim(0) <= kMaxPortableExperts && t.dim(1) * t.dim(2) / 8 < INT32_MAX;
 }
 
 inline uint16_t* halves(const Tensor& t) { return static_cast<uint16_t*>(t.data); }
-inline uint32_t chunks_of_row(const Tensor& t) { return static_cast<uint32_t>(t.shape[t.shape.rank() - 1] / 8); }
+inline RowWidth width_of(const Tensor& rows) {
+  const int64_t width = rows.shape[rows.shape.rank() - 1];
+  const uint32_t unit = copy_unit(rows.data, width);
+  const auto elements = static_cast<uint32_t>(width), chunks = static_cast<uint32_t>(div_ceil(width, 8));
+  return {.elements = elements, .chunks = chunks, .unit = unit, .pitch = unit == 16 ? chunks : elements};
+}
+// Returns whether all chunks of the rows begin at multiples of 16 bytes.
+inline bool is_in_chunks(const Tensor& rows) { return width_of(rows).unit == 16; }
 
 // Allows a kernel all the shared memory that its GPU has, once.
 template <class Op>

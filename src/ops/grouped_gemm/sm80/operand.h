@@ -2,16 +2,23 @@
 // and from there to the registers of a warp.
 #pragma once
 
-#include "ops/sm80/copy.h"
+#include "ops/sm80/elements.h"
 #include "ops/sm80/mma.h"
 
 namespace moebius::cuda::sm80 {
+
+// How rows of bf16 are copied. A chunk is eight elements; the last one of a row may have fewer.
+struct RowWidth {
+  uint32_t elements, chunks;
+  uint32_t unit;   // bytes of a copy: 16 where all chunks begin at multiples of 16 bytes; else 4 or 2
+  uint32_t pitch;  // from a row to the next: in chunks if unit is 16, else in elements
+};
 
 // Rows of bf16 in global memory.
 struct Source {
   const char* rows;
   const int32_t* index;  // row i is read from rows index[i]; null: from row i
-  uint32_t chunks;       // pieces of 16 bytes in a row
+  RowWidth width;
 };
 
 // Returns the row of the source from which row i is read, or a negative number if not valid. It is volatile assembly.
@@ -46,6 +53,13 @@ class KeptRows {
   }
   KeptRows() = default;
   __device__ __forceinline__ int32_t row(int i) const { return rows_[i]; }
+  // The same where i is not a constant.
+  __device__ __forceinline__ int32_t row_at(int i) const {
+    int32_t row = rows_[0];
+#pragma unroll
+    for (int j = 1; j < kCopies; ++j) row = i == j ? rows_[j] : row;
+    return row;
+  }
 
  private:
   int32_t rows_[kCopies] = {};
@@ -58,6 +72,7 @@ class NeighbouringRows {
   __device__ __forceinline__ NeighbouringRows(int32_t first, int32_t last) : first_(first), last_(last) {}
   NeighbouringRows() = default;
   __device__ __forceinline__ int32_t row(int i) const { return min(first_ + i * kRowsAtOnce, last_); }
+  __device__ __forceinline__ int32_t row_at(int i) const { return row(i); }
 
  private:
   int32_t first_ = 0, last_ = 0;
@@ -78,21 +93,31 @@ class RowsAlongK {
   // Returns the first row of the tile that this thread copies.
   static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x / kChunks; }
 
-  __device__ __forceinline__ void open(const char* rows, uint32_t chunks, const SourceRows& source_rows) {
+  __device__ __forceinline__ void open(const char* rows, const RowWidth& width, const SourceRows& source_rows) {
     rows_ = rows + chunk() * 16;
-    chunks_ = chunks;
-    left_ = static_cast<int32_t>(chunks) - static_cast<int32_t>(chunk());
+    pitch_ = width.pitch;
+    left_ = static_cast<int32_t>(width.chunks) - static_cast<int32_t>(chunk());
     source_rows_ = source_rows;
   }
 
-  // Copies a part of the next slot of k: slots are copied in order, with next() between them.
+  // Copies a part of the next slot of k: slots are copied in order, with next() between them. REQUIRES: the unit is 16.
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t slot) const {
     using Range = CopyRange<kCopies, kPart, kParts>;
 #pragma unroll
     for (int i = Range::kBegin; i < Range::kEnd; ++i) {
-      const uint32_t from = static_cast<uint32_t>(source_rows_.row(i)) * chunks_;
+      const uint32_t from = static_cast<uint32_t>(source_rows_.row(i)) * pitch_;
       copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{from} * 16, left_ > 0);
+    }
+  }
+  // Copies all of the next slot, of rows with any unit.
+  __device__ __forceinline__ void copy_all(uint32_t slot, uint32_t unit) const {
+    const int32_t in_last = unit == 16 ? 8 : static_cast<int32_t>((pitch_ - 1) % 8 + 1);
+    const int32_t n = left_ > 1 ? 8 : left_ == 1 ? in_last : 0;
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      const uint64_t from = uint64_t{static_cast<uint32_t>(source_rows_.row_at(i))} * pitch_;
+      copy_elements(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + from * (unit == 16 ? 16 : 2), n, unit);
     }
   }
   __device__ __forceinline__ void next() {
@@ -103,7 +128,7 @@ class RowsAlongK {
  private:
   static __device__ __forceinline__ uint32_t chunk() { return threadIdx.x % kChunks; }
 
-  uint32_t to_, chunks_ = 0;
+  uint32_t to_, pitch_ = 0;
   int32_t left_ = 0;  // chunks from the next one on
   const char* rows_ = nullptr;
   SourceRows source_rows_{};
@@ -121,10 +146,12 @@ class RowsAcrossK {
 
   // Begins at rows [k, end_k) of the source, from chunk `first` on. Past the last chunk of a row the last one is read:
   // it only gives elements of the product that are not stored.
-  __device__ __forceinline__ void open(const char* rows, const int32_t* index, uint32_t chunks, uint32_t first,
+  __device__ __forceinline__ void open(const char* rows, const int32_t* index, const RowWidth& width, uint32_t first,
                                        int32_t k, int32_t end_k) {
-    row_bytes_ = chunks * 16;
-    rows_ = rows + uint64_t{min(first + chunk(), chunks - 1)} * 16;
+    row_bytes_ = width.elements * 2;
+    const uint32_t from = min(first + chunk(), width.chunks - 1);
+    rows_ = rows + uint64_t{from} * 16;
+    if (width.unit != 16) to_ = to_ / 16 * 16 + (8 - min(width.elements - 8 * from, 8u));
     index_ = index;
     k_ = k + static_cast<int32_t>(row());
     end_k_ = end_k;
@@ -132,6 +159,7 @@ class RowsAcrossK {
     find();
   }
 
+  // REQUIRES: the unit is 16.
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t slot) const {
     using Range = CopyRange<kCopies, kPart, kParts>;
@@ -140,6 +168,23 @@ class RowsAcrossK {
       const uint32_t from = kIndexed ? static_cast<uint32_t>(next_[i]) : i * kRowsAtOnce;
       const bool there = kIndexed ? next_[i] >= 0 : k_ + i * kRowsAtOnce < end_k_;
       copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{from} * row_bytes_, there);
+    }
+  }
+  // Copies all of the next slot, of rows with any unit.
+  __device__ __forceinline__ void copy_all(uint32_t slot, uint32_t unit) const {
+    const uint32_t to = slot + to_ / 16 * 16;
+    const auto in_chunk = static_cast<int32_t>(8 - to_ % 16);
+#pragma unroll 1
+    for (int i = 0; i < kCopies; ++i) {
+      int32_t from = i * kRowsAtOnce;
+      if constexpr (kIndexed) {
+        from = next_[0];
+#pragma unroll
+        for (int j = 1; j < kCopies; ++j) from = i == j ? next_[j] : from;
+      }
+      const bool there = kIndexed ? from >= 0 : k_ + from < end_k_;
+      copy_elements(to + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{static_cast<uint32_t>(from)} * row_bytes_,
+                    there ? in_chunk : 0, unit);
     }
   }
   __device__ __forceinline__ void next() {
@@ -162,6 +207,7 @@ class RowsAcrossK {
     }
   }
 
+  // In the lowest bits of to_: how many of eight elements the chunk lacks. So they need no register of their own.
   uint32_t to_, row_bytes_ = 0;
   int32_t k_ = 0, end_k_ = 0;
   const char* rows_ = nullptr;

@@ -12,8 +12,8 @@ void low_rank_product(Stream& s, const LowRankProduct& a);
 void low_rank_wgrad(Stream& s, const LowRankWgrad& a);
 }  // namespace generic
 
-// For any GPU of compute capability 8.0 and later: bf16, and columns in multiples of 8 from multiples
-// of 8 on. takes() looks at shapes, dtypes and addresses only, so its answer is the same in every step.
+// For any GPU of compute capability 8.0 and later: bf16, any columns. takes() looks at shapes and dtypes only, so its
+// answer is the same in every step.
 namespace sm80 {
 bool takes(const LowRankProduct& a);
 bool takes(const LowRankWgrad& a);

@@ -23,9 +23,16 @@ struct Product {
   float scale;
 
   __device__ __forceinline__ LowRankWindow weights(int32_t matrix) const {
-    return {w.data + matrix * w_matrix, w.ld, w.count};
+    return {w.data + matrix * w_matrix, w.ld, w.count, w.unit};
   }
 };
+
+// Writes the first n of two neighbouring sums, which are no whole word.
+__device__ __forceinline__ void add_each(const Product& p, uint16_t* to, int32_t n, float first, float second) {
+  bf16* y = reinterpret_cast<bf16*>(to);
+  set(y[0], (p.accumulate ? element(y[0]) : 0.0f) + p.scale * first);
+  if (n > 1) set(y[1], (p.accumulate ? element(y[1]) : 0.0f) + p.scale * second);
+}
 
 // Computes kCols columns over all of k in slots of 64. A ring of copies keeps the memory busy.
 template <int kCols>
@@ -61,11 +68,11 @@ __global__ void __launch_bounds__(kLowRankThreads, 2) narrow_kernel(const __grid
   const auto copy = [&](int32_t k, uint32_t slot) {
     const uint32_t to = slots + slot * (Shape::kBytesX + Shape::kBytesW);
     if (k < K) {
-      const bool inside = k + static_cast<int32_t>(8 * chunk) < K;
+      const int32_t left = K - k - static_cast<int32_t>(8 * chunk);
 #pragma unroll
       for (int i = 0; i < Shape::kCopies; ++i) {
         const uint32_t row = threadIdx.x / kChunks + i * (kLowRankThreads / kChunks);
-        copy_16(to + swizzled<kChunks>(row, chunk), inside ? from[i] + k : p.x.data, inside && (there >> i & 1) != 0);
+        p.x.copy(to + swizzled<kChunks>(row, chunk), left > 0 ? from[i] + k : p.x.data, left, (there >> i & 1) != 0);
       }
       if constexpr (kTransposed)
         copy_tile<kDepth, kCols / 8>(to + Shape::kBytesX, w, k, K, n, p.y.count);
@@ -109,6 +116,10 @@ __global__ void __launch_bounds__(kLowRankThreads, 2) narrow_kernel(const __grid
     for (int j = 0; j < kCols / 8; ++j) {
       const int32_t c = n + 8 * j + static_cast<int32_t>(lane % 4 * 2);
       if (c >= p.y.count) continue;
+      if (p.y.unit == 2) {
+        add_each(p, p.y.data + r * p.y.ld + c, p.y.count - c, sums[j][2 * i], sums[j][2 * i + 1]);
+        continue;
+      }
       auto* to = reinterpret_cast<__nv_bfloat162*>(p.y.data + r * p.y.ld + c);
       const float2 old = p.accumulate ? __bfloat1622float2(*to) : float2{0, 0};
       *to = __floats2bfloat162_rn(old.x + p.scale * sums[j][2 * i], old.y + p.scale * sums[j][2 * i + 1]);
@@ -145,7 +156,7 @@ __global__ void __launch_bounds__(kLowRankThreads, 2) wide_kernel(const __grid_c
       const int32_t r = tile.begin + static_cast<int32_t>(to), c = k + static_cast<int32_t>(8 * chunk);
       const bool valid = r < tile.end && c < K;
       const int64_t source = valid ? (p.token != nullptr ? __ldg(p.token + r) : r) : 0;
-      copy_16(x + swizzled<kChunks>(to, chunk), p.x.chunk(source, valid ? c : 0), valid);
+      p.x.copy(x + swizzled<kChunks>(to, chunk), p.x.chunk(source, valid ? c : 0), K - c, valid);
     }
     if constexpr (kTransposed)
       copy_tile<kDepth, kChunksY>(w, weights, k, K, n, p.y.count);
@@ -190,6 +201,11 @@ __global__ void __launch_bounds__(kLowRankThreads, 2) wide_kernel(const __grid_c
     const uint32_t at = row + 2 * i + lane / kChunksY;
     const int32_t r = tile.begin + static_cast<int32_t>(at);
     if (r >= tile.end || c >= p.y.count) continue;
+    if (p.y.unit != 16) {
+      const auto* from = reinterpret_cast<const uint16_t*>(shared + swizzled<kChunksY>(at, chunk));
+      for (int32_t j = 0; j < min(p.y.count - c, 8); ++j) p.y.data[r * p.y.ld + c + j] = from[j];
+      continue;
+    }
     *reinterpret_cast<uint4*>(p.y.data + r * p.y.ld + c) =
         *reinterpret_cast<const uint4*>(shared + swizzled<kChunksY>(at, chunk));
   }
@@ -215,17 +231,17 @@ void launch_narrow(Stream& s, const Product& p, bool transposed) {
 
 bool takes(const LowRankProduct& a) {
   const Matrices w(a.w_ePQ);
-  return takes_window(a.y_RM, a.y) && takes_window(a.x_TK, a.x) && w.cols % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(a.w_ePQ.data) % 16 == 0 &&
+  return takes_window(a.y_RM, a.y) && takes_window(a.x_TK, a.x) &&
          (a.y_RM.dim(0) / kRows + w.num) * (a.y.count / 32 + 1) < INT32_MAX;
 }
 
 void low_rank_product(Stream& s, const LowRankProduct& a) {
   const Matrices w(a.w_ePQ);
+  uint16_t* first_w = static_cast<uint16_t*>(a.w_ePQ.data) + a.w_first * w.cols;
   const Product p{
       .y = window_of(a.y_RM, a.y),
       .x = window_of(a.x_TK, a.x),
-      .w = {static_cast<uint16_t*>(a.w_ePQ.data) + a.w_first * w.cols, w.cols, static_cast<int32_t>(w.cols)},
+      .w = {first_w, w.cols, static_cast<int32_t>(w.cols), copy_unit(first_w, w.cols)},
       .w_matrix = w.rows * w.cols,
       .rows = {index_of(a.rows.offsets_e1), static_cast<int32_t>(w.num), static_cast<int32_t>(a.y_RM.dim(0))},
       .token = index_of(a.rows.token_R),

@@ -55,8 +55,8 @@ struct SideCopies {
     for (int i = 0; i < kCopies; ++i) {
       const uint32_t at = threadIdx.x / kChunks + i * kRowsAtOnce;
       const bool valid = next[i] >= 0;
-      copy_16(to + swizzled<kChunks>(at, threadIdx.x % kChunks), side.x.chunk(valid ? next[i] : 0, valid ? column : 0),
-              valid);
+      side.x.copy(to + swizzled<kChunks>(at, threadIdx.x % kChunks),
+                  side.x.chunk(valid ? next[i] : 0, valid ? column : 0), side.x.count - column, valid);
     }
     look_up();
   }
@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kLowRankThreads, 2) wgrad_kernel(const __grid_
       if (n >= p.narrow.x.count) continue;
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
+        if (n + c >= p.narrow.x.count) continue;
         const float sum = sums[j][2 * i + c];
         if (p.num_parts == 1) {
           p.dw[matrix * p.dw_matrix + m * p.wide_stride + (n + c) * p.narrow_stride] += p.scale * sum;

@@ -2,8 +2,11 @@
 // from there to the registers of a warp. A block has 8 warps.
 #pragma once
 
+#include <algorithm>
+
 #include "ops/cuda/vector.h"
 #include "ops/low_rank/low_rank.h"
+#include "ops/sm80/elements.h"
 #include "ops/sm80/fragments.h"
 
 namespace moebius::cuda::sm80 {
@@ -15,8 +18,22 @@ struct LowRankWindow {
   uint16_t* data;
   int64_t ld;     // elements from a row to the next
   int32_t count;  // columns
-  __device__ __forceinline__ const void* chunk(int64_t row, int32_t column) const { return data + row * ld + column; }
+  uint32_t unit;  // bytes that are copied at a time: 16, 4 or 2 (ops/sm80/elements.h)
+  __device__ __forceinline__ const uint16_t* chunk(int64_t row, int32_t column) const {
+    return data + row * ld + column;
+  }
+  // Copies a chunk from `from` on, of which `left` columns are in the window; if not valid, it writes zeros.
+  __device__ __forceinline__ void copy(uint32_t to, const uint16_t* from, int32_t left, bool valid) const {
+    if (unit == 16)
+      copy_16(to, from, valid && left > 0);
+    else
+      copy_elements(to, reinterpret_cast<const char*>(from), valid ? left : 0, unit);
+  }
 };
+// Returns the unit of `count` columns of rows that begin at `data`.
+inline uint32_t unit_of_window(const void* data, int64_t ld, int64_t count) {
+  return std::min(copy_unit(data, ld), copy_unit(nullptr, count));
+}
 
 // The rows that belong to each matrix, as in ops/experts/experts.h.
 struct LowRankRows {
@@ -73,16 +90,18 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const LowRankWindow& from
     const uint32_t at = threadIdx.x + i * kLowRankThreads, row = at / kChunks, chunk = at % kChunks;
     const int32_t c = column + static_cast<int32_t>(8 * chunk);
     const bool valid = first_row + row < end_row && c < end_column;
-    copy_16(to + swizzled<kChunks>(row, chunk), from.chunk(valid ? first_row + row : 0, valid ? c : 0), valid);
+    from.copy(to + swizzled<kChunks>(row, chunk), from.chunk(valid ? first_row + row : 0, valid ? c : 0),
+              end_column - c, valid);
   }
 }
 
 inline bool takes_window(const Tensor& t, const Columns& columns) {
-  return t.dtype == DType::bf16 && t.dim(1) % 8 == 0 && columns.first % 8 == 0 && columns.count % 8 == 0 &&
-         reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.dim(0) < INT32_MAX / 2 && t.dim(1) < INT32_MAX;
+  return t.dtype == DType::bf16 && columns.count > 0 && t.dim(0) < INT32_MAX / 2 && t.dim(1) < INT32_MAX;
 }
 inline LowRankWindow window_of(const Tensor& t, const Columns& columns) {
-  return {static_cast<uint16_t*>(t.data) + columns.first, t.dim(1), static_cast<int32_t>(columns.count)};
+  uint16_t* data = static_cast<uint16_t*>(t.data) + columns.first;
+  const int64_t ld = t.dim(1);
+  return {data, ld, static_cast<int32_t>(columns.count), unit_of_window(data, ld, columns.count)};
 }
 inline const int32_t* index_of(const Tensor& t) { return t.empty() ? nullptr : t.ptr<int32_t>(); }
 

@@ -1,7 +1,6 @@
 // The gate's matrix products in f32 multiply-adds, for any shape and dtype. Each of the three is
 //   out[m, n] = sum over k of a(m, k) b(n, k)
-// with its own strides; shapes that the tensor cores support are computed there (sm90/router_logits.cu,
-// sm80/router_logits.cu).
+// with its own strides. The tensor cores compute those of a bf16 x (sm90/router_logits.cu, sm80/router_logits.cu).
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
@@ -136,10 +135,15 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
   fn(bf16{}, bf16{});
 }
 
-bool takes_tensor_cores(const Stream& s, const char* op, const Tensor& x_TD) {
-  const bool takes = gate_on_tensor_cores(x_TD) && is_aligned(x_TD);
-  if (!takes && x_TD.dtype == DType::bf16)
-    note_fallback_kernel(s, op, fmt::format("tensor cores take rows of a multiple of 8; got {}", x_TD.dim(1)));
+// Returns whether Hopper's kernels compute the products, which gate_on_tensor_cores() allows.
+bool takes_hopper(const Stream& s, const char* op, const Tensor& x_TD) {
+  if (!uses_hopper_kernels(s)) return false;
+  const bool takes = gate_rows_are_aligned(x_TD);
+  if (!takes) {
+    note_fallback_kernel(
+        s, op,
+        fmt::format("portable kernels, since the Hopper kernels take rows of a multiple of 8; got {}", x_TD.dim(1)));
+  }
   return takes;
 }
 
@@ -153,8 +157,10 @@ void fill_partials(Stream& s, const RouterLogitsBwd& a) {
 }  // namespace
 
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
-  if (takes_tensor_cores(s, "router_logits_fwd", a.x_TD))
-    return uses_hopper_kernels(s) ? router_logits_on_tensor_cores(s, a) : sm80::router_logits_on_tensor_cores(s, a);
+  if (gate_on_tensor_cores(a.x_TD)) {
+    return takes_hopper(s, "router_logits_fwd", a.x_TD) ? router_logits_on_tensor_cores(s, a)
+                                                        : sm80::router_logits_on_tensor_cores(s, a);
+  }
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
     product(s, Operand<X>{a.x_TD.ptr<X>(), D, 1, T}, Operand<W>{a.w_ED.ptr<W>(), D, 1, E}, Extent{D, D, E}, 1,
@@ -164,8 +170,9 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
 
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0), n = a.dw_ED.numel();
-  if (takes_tensor_cores(s, "router_logits_bwd", a.x_TD)) {
-    uses_hopper_kernels(s) ? router_grads_on_tensor_cores(s, a) : sm80::router_grads_on_tensor_cores(s, a);
+  if (gate_on_tensor_cores(a.x_TD)) {
+    takes_hopper(s, "router_logits_bwd", a.x_TD) ? router_grads_on_tensor_cores(s, a)
+                                                 : sm80::router_grads_on_tensor_cores(s, a);
   } else {
     with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
       if (!a.dx_TD.empty()) {

@@ -16,11 +16,13 @@ namespace moebius::cuda {
 
 constexpr int64_t kNumTerms = 3;
 
-// Returns whether the tensor cores compute the product; the copy engine needs rows of a multiple of 16 bytes.
-inline bool gate_on_tensor_cores(const Tensor& x_TD) { return x_TD.dtype == DType::bf16 && x_TD.dim(1) % 8 == 0; }
+// Returns whether the tensor cores compute the product.
+inline bool gate_on_tensor_cores(const Tensor& x_TD) { return x_TD.dtype == DType::bf16; }
 
 // Returns the alignment that the copy engine asks of an address.
 inline bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+// Returns whether the copy engine of Hopper GPUs takes the rows.
+inline bool gate_rows_are_aligned(const Tensor& x_TD) { return x_TD.dim(1) % 8 == 0 && is_aligned(x_TD); }
 
 // Returns the columns of a block's tile, which has 128 rows.
 inline int64_t gate_columns(int64_t num_experts) { return num_experts <= 64 ? 64 : 128; }
@@ -33,15 +35,16 @@ inline int64_t gate_partials(int64_t num_tokens, int64_t num_experts, int64_t wi
 }
 
 struct GateScratch {
-  bf16* w_3ED;        // terms of w, when it is f32
+  bf16* w_3ED;        // terms of w, when it is f32; rows padded with zeros to d columns
   bf16* dlogits_3TE;  // terms of dlogits; rows padded with zeros to e columns
-  int64_t e;          // a multiple of 8
+  int64_t d, e;       // multiples of 8
   int64_t num_bytes;
 
-  GateScratch(void* base, const Tensor& x_TD, const Tensor& w_ED, bool backward) : e(div_ceil(w_ED.dim(0), 8) * 8) {
+  GateScratch(void* base, const Tensor& x_TD, const Tensor& w_ED, bool backward)
+      : d(div_ceil(w_ED.dim(1), 8) * 8), e(div_ceil(w_ED.dim(0), 8) * 8) {
     const int64_t used = gate_on_tensor_cores(x_TD) ? kNumTerms : 0;
     ScratchParts parts(base);
-    parts.place(w_3ED, w_ED.dtype == DType::f32 ? used * w_ED.numel() : 0);
+    parts.place(w_3ED, w_ED.dtype == DType::f32 ? used * w_ED.dim(0) * d : 0);
     parts.place(dlogits_3TE, backward ? used * x_TD.dim(0) * e : 0);
     num_bytes = parts.num_bytes();
   }
@@ -59,12 +62,12 @@ struct GateOperand {
 // terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`, a multiple of 8
 void split_terms(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms);
 
-// sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, x at a multiple of 16 bytes.
+// sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, gate_rows_are_aligned.
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
 // Computes dx, and the partials of dw.
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
 
-// The same for any GPU of compute capability 8.0 and later: sm80/router_logits.cu.
+// The same for any GPU of compute capability 8.0 and later, and rows of any width: sm80/router_logits.cu.
 namespace sm80 {
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);

@@ -11,7 +11,9 @@
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "device/gpu_limits.h"
+#include "ops/cuda/vector.h"
 #include "ops/routing/cuda/router_logits.h"
+#include "ops/sm80/elements.h"
 #include "ops/sm80/fragments.h"
 #include "ops/sm80/pairs.h"
 
@@ -48,12 +50,32 @@ __device__ Tile tile_at(const Extent& e, int i) {
   return {m * kRows, n * kColumns, part, first, min(e.steps_of_part, all - first)};
 }
 
+// An operand, and the bytes of its rows that are copied at a time (ops/sm80/elements.h).
+struct Rows {
+  explicit Rows(const GateOperand& x) : x(x), unit(copy_unit(x.data, x.width)) {}
+  GateOperand x;
+  uint32_t unit;
+};
+
 // The tile of an operand with kWidth rows or columns from `first` on, kDepth deep from k on; zeros outside.
 template <Major kMajor, int kWidth, int kTerms, int kTermBytes>
-__device__ __forceinline__ void copy_operand(uint32_t to, const GateOperand& x, int first, int k) {
+__device__ __forceinline__ void copy_operand(uint32_t to, const Rows& rows, int first, int k) {
+  const GateOperand& x = rows.x;
   constexpr int kTileRows = kMajor == Major::k ? kWidth : kDepth, kChunks = (kMajor == Major::k ? kDepth : kWidth) / 8;
   static_assert(kTileRows * kChunks % kThreads == 0);
   const int64_t first_row = kMajor == Major::k ? first : k, first_column = kMajor == Major::k ? k : first;
+  if (kTerms == 1 && rows.unit != 16) {  // rows of terms are padded
+#pragma unroll 1
+    for (int i = 0; i < kTileRows * kChunks / kThreads; ++i) {
+      const uint32_t at = threadIdx.x + i * kThreads, row = at / kChunks, chunk = at % kChunks;
+      const int64_t left = x.width - first_column - 8 * chunk;
+      const bool valid = first_row + row < x.rows && left > 0;
+      const bf16* from = x.data + (valid ? (first_row + row) * x.width + first_column + 8 * chunk : 0);
+      copy_elements(to + swizzled<kChunks>(row, chunk), reinterpret_cast<const char*>(from),
+                    valid ? static_cast<int32_t>(min(left, int64_t{8})) : 0, rows.unit);
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kTileRows * kChunks / kThreads; ++i) {
     const uint32_t at = threadIdx.x + i * kThreads, row = at / kChunks, chunk = at % kChunks;
@@ -114,9 +136,15 @@ __device__ __forceinline__ void multiply_slot(Sums& product, uint32_t slot, uint
 template <Gate kGate>
 __device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_t row, int64_t column, float x,
                                     float y) {
-  if constexpr (kGate == Gate::dx) {  // D is even
-    uint32_t* word = static_cast<uint32_t*>(out) + (row * e.columns + column) / 2;
-    *word = pack_pair(low_of(*word) + x, high_of(*word) + y);
+  if constexpr (kGate == Gate::dx) {
+    if (e.columns % 2 == 0) {
+      uint32_t* word = static_cast<uint32_t*>(out) + (row * e.columns + column) / 2;
+      *word = pack_pair(low_of(*word) + x, high_of(*word) + y);
+      return;
+    }
+    bf16* to = static_cast<bf16*>(out) + row * e.columns + column;
+    set(to[0], element(to[0]) + x);
+    if (column + 1 < e.columns) set(to[1], element(to[1]) + y);
   } else if constexpr (kGate == Gate::logits) {
     float* to = static_cast<float*>(out) + row * e.columns + column;
     to[0] = e.bias ? x + e.bias[column] : x;
@@ -130,7 +158,7 @@ __device__ __forceinline__ void put(void* out, const Extent& e, int part, int64_
 
 template <Gate kGate, int kTerms>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    product_kernel(const __grid_constant__ GateOperand a, const __grid_constant__ GateOperand b, Extent e, void* out) {
+    product_kernel(const __grid_constant__ Rows a, const __grid_constant__ Rows b, Extent e, void* out) {
   using L = Layout<kGate, kTerms>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t slots = shared_address(shared), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -186,7 +214,7 @@ void launch(Stream& s, const GateOperand& a, const GateOperand& b, Extent e, voi
   const int blocks = std::min(tiles, limited_blocks(s, limits.num_multiprocessors * blocks_each));
   const auto kernel = product_kernel<kGate, kTerms>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, cuda_stream(s)>>>(a, b, e, out);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, cuda_stream(s)>>>(Rows(a), Rows(b), e, out);
   check_launch("router_logits");
 }
 
@@ -199,8 +227,8 @@ void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a) {
   const Extent e{.rows = T, .columns = E, .depth = D, .bias = bias_of(a), .parts = 1};
   float* logits = a.logits_TE.ptr<float>();
   if (a.w_ED.dtype == DType::bf16) return launch<Gate::logits, 1>(s, x, {a.w_ED.ptr<bf16>(), E, D}, e, logits);
-  split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, kNumTerms);
-  launch<Gate::logits, kNumTerms>(s, x, {scratch.w_3ED, E, D}, e, logits);
+  split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, scratch.d, kNumTerms);
+  launch<Gate::logits, kNumTerms>(s, x, {scratch.w_3ED, E, scratch.d}, e, logits);
 }
 
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a) {
@@ -215,8 +243,8 @@ void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a) {
   if (a.dx_TD.empty()) return;
   const Extent e{.rows = T, .columns = D, .depth = E, .parts = 1};
   if (a.w_ED.dtype == DType::bf16) return launch<Gate::dx, 1>(s, dlogits, {a.w_ED.ptr<bf16>(), E, D}, e, a.dx_TD.data);
-  split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, D, 2);
-  launch<Gate::dx, 2>(s, dlogits, {scratch.w_3ED, E, D}, e, a.dx_TD.data);
+  split_terms(s, scratch.w_3ED, a.w_ED.ptr<float>(), E, D, scratch.d, 2);
+  launch<Gate::dx, 2>(s, dlogits, {scratch.w_3ED, E, scratch.d}, e, a.dx_TD.data);
 }
 
 }  // namespace moebius::cuda::sm80
