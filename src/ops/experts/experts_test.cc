@@ -389,9 +389,10 @@ TEST(Experts, PortableKernelsAreNotedWhereHoppersDoNotTakeTheOp) {
 // The rows of each expert in three runs: those in the middle are one part, and the others another one. An expert may have
 // no rows before, between or after.
 TEST_P(ExpertsPartTest, HasTheBitsOfAllRows) {
-  const bool by_hopper = uses_hopper_kernels(s_) && c().D % 8 + c().F % 8 == 0;
-  if (s_.device() == DeviceKind::cuda && c().dtype == DType::bf16 && !by_hopper)
-    GTEST_SKIP() << "the portable kernels compute no part";
+  if (s_.device() == DeviceKind::cuda && c().dtype == DType::bf16) {
+    const bool by_hopper = uses_hopper_kernels(s_) && c().D % 8 + c().F % 8 == 0;
+    if (!by_hopper) GTEST_SKIP() << "the portable kernels compute no part";
+  }
   Problem p(c());
   const Outputs all = run_all_expert_ops(s_, p);
   const int64_t E = p.E();
