@@ -48,14 +48,15 @@ struct RowsGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t col = first_col(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
-    for_each_row<kInChunks>(sums, [&](int i, const auto& row_of) {
-      const RowChunks row = row_of();
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const RowChunks row = row_chunks(sums, i);
       const int32_t r = first_row + row_of_lane(i);
-      if (r >= tile.end_m) return;
+      if (r >= tile.end_m) continue;
       uint16_t* y = p.y + int64_t{r} * p.N + col;
       if (col < p.N) store_columns<kInChunks>(y, row.low, p.N - col);
       if (col + 32 < p.N) store_columns<kInChunks>(y + 32, row.high, p.N - col - 32);
-    });
+    }
   }
 };
 

@@ -64,17 +64,18 @@ struct UpGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t f = first_f(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
-    for_each_row<kInChunks>(sums, [&](int i, const auto& row_of) {
-      const RowChunks row = row_of();
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const RowChunks row = row_chunks(sums, i);
       const int32_t r = first_row + row_of_lane(i);
-      if (r >= tile.end_m || f >= p.F) return;
+      if (r >= tile.end_m || f >= p.F) continue;
       uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
       store_columns<kInChunks>(h, row.low, p.F - f);
       store_columns<kInChunks>(h + p.F, row.high, p.F - f);
       uint32_t a[4];
       activate(a, p.activation, row.low, row.high);
       store_columns<kInChunks>(p.a + int64_t{r} * p.F + f, a, p.F - f);
-    });
+    }
   }
 };
 
