@@ -92,10 +92,11 @@ struct DDownGemm {
     if (first_col >= p.F) return;
     LaneInputs next;
     next.load(p, first_row + row_of_lane(0), tile.end_m, col);
-    for_each_row<kInChunks>(sums, [&](int i, const auto& row_of) {
+#pragma unroll
+    for (int i = 0; i < kRowsOfLane; ++i) {
       const LaneInputs in = next;
       if (i + 1 < kRowsOfLane) next.load(p, first_row + row_of_lane(i + 1), tile.end_m, col);
-      const RowChunks g = row_of();
+      const RowChunks g = row_chunks(sums, i);
       const int32_t row = first_row + row_of_lane(i);
       const bool there = row < tile.end_m;
       float sum = 0;
@@ -106,7 +107,7 @@ struct DDownGemm {
       if (there && p.partial != nullptr && threadIdx.x % 4 == 0) {
         p.partial[first_col / kDWeightCols * p.R + row] = sum;
       }
-    });
+    }
   }
 };
 

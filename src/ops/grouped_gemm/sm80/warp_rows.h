@@ -51,22 +51,6 @@ __device__ __forceinline__ RowChunks row_chunks(const WarpSums& sums, int i) {
   return row;
 }
 
-// Calls body(i, row) for all rows of the lane, where row() returns the RowChunks of row i. For rows of any width the loop
-// is not unrolled: its code is small, so that it is compiled in little time, but the rows are in local memory.
-template <bool kInChunks, class Body>
-__device__ __forceinline__ void for_each_row(const WarpSums& sums, Body&& body) {
-  if constexpr (kInChunks) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) body(i, [&] { return row_chunks(sums, i); });
-  } else {
-    RowChunks rows[kRowsOfLane];
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) rows[i] = row_chunks(sums, i);
-#pragma unroll 1
-    for (int i = 0; i < kRowsOfLane; ++i) body(i, [&] { return rows[i]; });
-  }
-}
-
 __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)[4]) {
   *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
 }
