@@ -319,7 +319,7 @@ TEST(Experts, OfFewRowsHaveTheBitsOfThePortableKernels) {
   Accelerator gpu;
   Stream s(gpu, pool);
   std::vector<Case> few{
-      {"one_token", 1, 2048, 1024, {0, 1, 0, 0, 1, 1}, 0, true, DType::bf16},
+      {"one_token", 1, 1024, 520, {0, 1, 0, 0, 1, 1}, 0, true, DType::bf16},
       {"ragged_k", 3, 264, 520, {2, 0, 3}, 1, true, DType::bf16},
       {"more_rows_than_a_chunk", 32, 40, 24, {32, 0, 9, 40}, 0, true, DType::bf16},
       {"biased", 9, 528, 72, {5, 4}, 0, true, DType::bf16, true},
@@ -389,9 +389,10 @@ TEST(Experts, PortableKernelsAreNotedWhereHoppersDoNotTakeTheOp) {
 // The rows of each expert in three runs: those in the middle are one part, and the others another one. An expert may have
 // no rows before, between or after.
 TEST_P(ExpertsPartTest, HasTheBitsOfAllRows) {
-  const bool by_hopper = uses_hopper_kernels(s_) && c().D % 8 + c().F % 8 == 0;
-  if (s_.device() == DeviceKind::cuda && c().dtype == DType::bf16 && !by_hopper)
-    GTEST_SKIP() << "the portable kernels compute no part";
+  if (s_.device() == DeviceKind::cuda && c().dtype == DType::bf16) {
+    const bool by_hopper = uses_hopper_kernels(s_) && c().D % 8 + c().F % 8 == 0;
+    if (!by_hopper) GTEST_SKIP() << "the portable kernels compute no part";
+  }
   Problem p(c());
   const Outputs all = run_all_expert_ops(s_, p);
   const int64_t E = p.E();

@@ -21,6 +21,12 @@ bool lacks_room_for_small(const GroupedGemmDesc& d, const GpuLimits& limits) {
   return blocks < kPortableSmall.blocks && max_tiles(d, kPortableSmall) > blocks * limits.num_multiprocessors;
 }
 
+// Returns whether the rows of all operands and results have whole chunks of 8 elements.
+bool has_whole_chunks(const GroupedGemmDesc& d) {
+  const int64_t columns = d.epilogue == GroupedEpilogue::gated_activation ? d.n / 2 : d.n;
+  return columns % 8 == 0 && (d.epilogue == GroupedEpilogue::add_f32 ? d.m : d.k) % 8 == 0;
+}
+
 }  // namespace
 
 int64_t blocks_of_multiprocessor(const PortableGemmConfig& c, int64_t num_experts, const GpuLimits& limits) {
@@ -38,11 +44,12 @@ std::string to_string(const PortableGemmConfig& c, int64_t blocks) {
 PortableGemmConfig choose_portable_config(const GroupedGemmDesc& desc, const GpuLimits& limits) {
   const bool only_stores = desc.epilogue == GroupedEpilogue::store;
   for (const PortableGemmConfig& config : {kPortablePair, kPortableDeep, kPortableWide}) {
-    if (config == kPortablePair && only_stores) continue;
+    if (!has_whole_chunks(desc) || (config == kPortablePair && only_stores)) continue;
     if (blocks_of_multiprocessor(config, desc.num_experts, limits) < config.blocks) continue;
     if (max_tiles(desc, config) >= config.blocks * limits.num_multiprocessors) return config;
   }
-  if (blocks_of_multiprocessor(kPortableWide, desc.num_experts, limits) > 0 && lacks_room_for_small(desc, limits))
+  if (has_whole_chunks(desc) && blocks_of_multiprocessor(kPortableWide, desc.num_experts, limits) > 0 &&
+      lacks_room_for_small(desc, limits))
     return kPortableWide;
   const int64_t needed = kPortableSmall.shared_bytes(desc.num_experts);
   MOEBIUS_CHECK(internal, needed <= limits.shared_bytes_per_block,

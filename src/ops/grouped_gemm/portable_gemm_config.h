@@ -48,7 +48,8 @@ inline constexpr PortableGemmConfig kPortableDeep{
 // 8.6, 8.9 and 12.0: 99 KiB.
 inline constexpr PortableGemmConfig kPortableWide{
     .tile_m = 128, .tile_n = 256, .tile_k = 32, .num_slots = 4, .blocks = 1, .l2_group = 8};
-// Products of too few tiles for the GPU, and those of so many experts that the others do not fit. On 8.6, 8.9 and 12.0 a
+// Products of too few tiles for the GPU, those of so many experts that the others do not fit, and those of rows whose
+// width is no multiple of 8, which have kernels of this config only. On 8.6, 8.9 and 12.0 a
 // multiprocessor has the memory for one block of it.
 inline constexpr PortableGemmConfig kPortableSmall{
     .tile_m = 128, .tile_n = 128, .tile_k = 32, .num_slots = 4, .blocks = 2, .l2_group = 8};

@@ -48,6 +48,20 @@ TEST(PortableGemmConfig, IsSmallWhereTilesAreTooFewForTheGpu) {
   EXPECT_EQ(choose_portable_config(wgrad(2048, 768, 2), kH100), kPortableSmall);
 }
 
+TEST(PortableGemmConfig, IsSmallWhereRowsAreNotInWholeChunks) {
+  for (const GpuLimits& gpu : {kA100, kRtx3090, kH100}) {
+    GroupedGemmDesc up = rows(32768, 2 * 1028, 128);  // gate and up begin at multiples of 4 columns
+    EXPECT_NE(choose_portable_config(up, gpu), kPortableSmall);
+    up.epilogue = GroupedEpilogue::gated_activation;
+    EXPECT_EQ(choose_portable_config(up, gpu), kPortableSmall);
+    GroupedGemmDesc deep = rows(32768, 2048, 128);
+    deep.k = 2044;
+    EXPECT_EQ(choose_portable_config(deep, gpu), kPortableSmall);
+    EXPECT_EQ(choose_portable_config(rows(64, 255, 512), gpu), kPortableSmall);
+    EXPECT_EQ(choose_portable_config(wgrad(2047, 768, 128), gpu), kPortableSmall);
+  }
+}
+
 // 8.6, 8.9 and 12.0 hold one small block: 128 small tiles take two rounds of 82 blocks, and 64 wide ones take one.
 TEST(PortableGemmConfig, IsWideWhereOneSmallBlockFitsAndOneRoundIsTooFew) {
   EXPECT_EQ(choose_portable_config(rows(64, 256, 512), kRtx3090), kPortableWide);

@@ -6,13 +6,14 @@
 namespace moebius::cuda::sm80 {
 namespace {
 
-template <PortableGemmConfig kOpConfig>
+template <PortableGemmConfig kOpConfig, bool kOpInChunks>
 struct DDownGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
+  static constexpr bool kInChunks = kOpInChunks;
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = Major::mn;
-  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), KeptRows>;
-  using CopyB = RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false>;
+  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), KeptRows, kInChunks>;
+  using CopyB = RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false, kInChunks>;
   static_assert(kDWeightCols == 64, "a warp has the columns of one partial sum");
 
   struct Params {
@@ -26,7 +27,6 @@ struct DDownGemm {
     float* partial;       // [columns of F / 64, R]; null: not wanted
     int64_t R;
     int32_t F;
-    bool in_chunks;  // all chunks of the rows of h, dh and sa begin at multiples of 16 bytes
   };
 
   __device__ __forceinline__ static Units units(const Params& p) { return {p.dout.width.unit, p.w2.width.unit}; }
@@ -39,7 +39,6 @@ struct DDownGemm {
   __device__ __forceinline__ static void begin(const Params&, const Tile&, WarpSums& sums) { clear_sums(sums); }
 
   // The gate and up of a row in this lane's low and high columns.
-  template <bool kInChunks>
   struct LaneInputs {
     uint32_t gate[2][4], up[2][4];
     float weight;
@@ -49,24 +48,21 @@ struct DDownGemm {
       const uint16_t* h = p.h + int64_t{row} * 2 * p.F + col;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        load_columns(gate[half], h + half * 32, there ? p.F - col - half * 32 : 0);
-        load_columns(up[half], h + half * 32 + p.F, there ? p.F - col - half * 32 : 0);
+        load_columns(gate[half], h + half * 32, there, p.F - col - half * 32);
+        load_columns(up[half], h + half * 32 + p.F, there, p.F - col - half * 32);
       }
       weight = there && p.weight != nullptr ? __ldg(p.weight + row) : 1.0f;
     }
-    // The first n of eight columns, and zeros in place of the others.
-    __device__ __forceinline__ static void load_columns(uint32_t (&to)[4], const uint16_t* from, int32_t n) {
-      if constexpr (kInChunks) {
-        const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), n > 0);
-        to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
-      } else {
-        load_elements(to, from, n);
-      }
+    // The first n of eight columns if there, and zeros in place of the others.
+    __device__ __forceinline__ static void load_columns(uint32_t (&to)[4], const uint16_t* from, bool there,
+                                                        int32_t n) {
+      if constexpr (!kInChunks) return load_elements(to, from, there ? n : 0);
+      const uint4 chunk = fetch_word(reinterpret_cast<const uint4*>(from), there && n > 0);
+      to[0] = chunk.x, to[1] = chunk.y, to[2] = chunk.z, to[3] = chunk.w;
     }
   };
 
   // Processes eight columns: stores dh and sa, and adds g a to sum.
-  template <bool kInChunks>
   __device__ __forceinline__ static void backward(const Params& p, int32_t row, int32_t col, float& sum,
                                                   const uint32_t (&g)[4], const uint32_t (&gate)[4],
                                                   const uint32_t (&up)[4], float weight) {
@@ -94,39 +90,30 @@ struct DDownGemm {
     const int32_t first_col = tile.n * kConfig.tile_n + WarpPlace<kConfig>::col(), col = first_col + col_of_lane();
     const int32_t first_row = tile.m + WarpPlace<kConfig>::row();
     if (first_col >= p.F) return;
-    if (!p.in_chunks) {
-      for_each_row(sums, [&](int i, const RowChunks& g) {
-        LaneInputs<false> in;
-        in.load(p, first_row + row_of_lane(i), tile.end_m, col);
-        store_row(p, first_row + row_of_lane(i), tile.end_m, col, g, in);
-      });
-      return;
-    }
-    LaneInputs<true> next;
+    LaneInputs next;
     next.load(p, first_row + row_of_lane(0), tile.end_m, col);
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      const LaneInputs<true> in = next;
+      const LaneInputs in = next;
       if (i + 1 < kRowsOfLane) next.load(p, first_row + row_of_lane(i + 1), tile.end_m, col);
-      store_row(p, first_row + row_of_lane(i), tile.end_m, col, row_chunks(sums, i), in);
+      const RowChunks g = row_chunks(sums, i);
+      const int32_t row = first_row + row_of_lane(i);
+      const bool there = row < tile.end_m;
+      float sum = 0;
+      if (there && col < p.F) backward(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
+      if (there && col + 32 < p.F) backward(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (there && p.partial != nullptr && threadIdx.x % 4 == 0) {
+        p.partial[first_col / kDWeightCols * p.R + row] = sum;
+      }
     }
-  }
-  template <bool kInChunks>
-  __device__ __forceinline__ static void store_row(const Params& p, int32_t row, int32_t end_row, int32_t col,
-                                                   const RowChunks& g, const LaneInputs<kInChunks>& in) {
-    const bool there = row < end_row;
-    float sum = 0;
-    if (there && col < p.F) backward<kInChunks>(p, row, col, sum, g.low, in.gate[0], in.up[0], in.weight);
-    if (there && col + 32 < p.F) backward<kInChunks>(p, row, col + 32, sum, g.high, in.gate[1], in.up[1], in.weight);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (there && p.partial != nullptr && threadIdx.x % 4 == 0) p.partial[col / kDWeightCols * p.R + row] = sum;
   }
 };
 
-template <PortableGemmConfig kConfig>
+template <PortableGemmConfig kConfig, bool kInChunks>
 void launch(Stream& s, const DExpertDown& a) {
-  using Op = DDownGemm<kConfig>;
+  using Op = DDownGemm<kConfig, kInChunks>;
   const int64_t R = a.sa_RF.dim(0), F = a.sa_RF.dim(1), D = a.dout_TD.data.dim(1);
   const bool weighted = !a.weight_R.empty();
   const typename Op::Params p{.tiles = make_tiles(a.rows.offsets_e1, R, R, D, div_ceil(F, kConfig.tile_n)),
@@ -139,8 +126,7 @@ void launch(Stream& s, const DExpertDown& a) {
                               .weight = weighted ? a.weight_R.ptr<float>() : nullptr,
                               .partial = weighted ? static_cast<float*>(a.scratch.data) : nullptr,
                               .R = R,
-                              .F = static_cast<int32_t>(F),
-                              .in_chunks = is_in_chunks(a.h_R2F) && is_in_chunks(a.dh_R2F) && is_in_chunks(a.sa_RF)};
+                              .F = static_cast<int32_t>(F)};
   launch_portable<Op>(s, p, "d_expert_down");
 }
 
@@ -152,7 +138,9 @@ bool takes(const DExpertDown& a) {
 }
 
 void d_expert_down(Stream& s, const DExpertDown& a) {
-  with_portable_config(s, describe(a), [&]<PortableGemmConfig kConfig>() { launch<kConfig>(s, a); });
+  const bool in_chunks = are_in_chunks(a.dout_TD.data, a.w2_eDF.data, a.h_R2F, a.dh_R2F, a.sa_RF);
+  with_portable_config(s, describe(a), in_chunks,
+                       [&]<PortableGemmConfig kConfig, bool kInChunks>() { launch<kConfig, kInChunks>(s, a); });
   if (a.weight_R.empty()) return;
   add_dweight_partials(s, a, num_dweight_partials(a));
   add_bias_products(s, a);

@@ -6,15 +6,17 @@ namespace moebius::cuda::sm80 {
 namespace {
 
 // y = rows B + bias, with B[e] as [N, K] (Major::k) or [K, N] (Major::mn) in memory.
-template <Major kMajor, PortableGemmConfig kOpConfig>
+template <Major kMajor, PortableGemmConfig kOpConfig, bool kOpInChunks>
 struct RowsGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
+  static constexpr bool kInChunks = kOpInChunks;
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = kMajor;
-  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), NeighbouringRows>;
-  using CopyB = std::conditional_t<kMajor == Major::k,
-                                   RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), NeighbouringRows>,
-                                   RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false>>;
+  template <int kRows>
+  using AlongK = RowsAlongK<kRows, kConfig.tile_k, kConfig.threads(), NeighbouringRows, kInChunks>;
+  using CopyA = AlongK<kConfig.tile_m>;
+  using CopyB = std::conditional_t<kMajor == Major::k, AlongK<kConfig.tile_n>,
+                                   RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), false, kInChunks>>;
 
   struct Params {
     Tiles tiles;
@@ -23,7 +25,6 @@ struct RowsGemm {
     ColumnBias bias;
     uint16_t* y;
     int32_t N;
-    bool in_chunks;  // all chunks of the rows of y begin at multiples of 16 bytes
   };
 
   __device__ __forceinline__ static Units units(const Params& p) { return {p.rows.width.unit, p.w.width.unit}; }
@@ -46,10 +47,6 @@ struct RowsGemm {
   }
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
-    p.in_chunks ? store_rows<true>(p, tile, sums) : store_rows<false>(p, tile, sums);
-  }
-  template <bool kInChunks>
-  __device__ __forceinline__ static void store_rows(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t col = first_col(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
@@ -72,24 +69,25 @@ struct Product {
 Product product_of(const ExpertDown& a) { return {a.y_RD, a.a_RF.data, a.w2_eDF.data, a.b2_eC, a.b2_first, a.rows}; }
 Product product_of(const DExpertUp& a) { return {a.dx_RD, a.dh_R2F.data, a.w1_e2FD.data, {}, 0, a.rows}; }
 
-template <Major kMajor, PortableGemmConfig kConfig>
+template <Major kMajor, PortableGemmConfig kConfig, bool kInChunks>
 void launch(Stream& s, const Product& a, const char* who) {
-  using Op = RowsGemm<kMajor, kConfig>;
+  using Op = RowsGemm<kMajor, kConfig, kInChunks>;
   const int64_t R = a.y_RN.dim(0), N = a.y_RN.dim(1), K = a.a_RK.dim(1);
   const typename Op::Params p{.tiles = make_tiles(a.rows.offsets_e1, R, R, K, div_ceil(N, kConfig.tile_n)),
                               .rows = source_of(a.a_RK, nullptr),
                               .w = weights_of(a.b),
                               .bias = column_bias(a.bias_eC, a.bias_first),
                               .y = halves(a.y_RN),
-                              .N = static_cast<int32_t>(N),
-                              .in_chunks = is_in_chunks(a.y_RN)};
+                              .N = static_cast<int32_t>(N)};
   launch_portable<Op>(s, p, who);
 }
 
 template <Major kMajor, class Op>
 void choose_and_launch(Stream& s, const Op& a, const char* who) {
-  with_portable_config(s, describe(a),
-                       [&]<PortableGemmConfig kConfig>() { launch<kMajor, kConfig>(s, product_of(a), who); });
+  const Product product = product_of(a);
+  with_portable_config(
+      s, describe(a), are_in_chunks(product.a_RK, product.b, product.y_RN),
+      [&]<PortableGemmConfig kConfig, bool kInChunks>() { launch<kMajor, kConfig, kInChunks>(s, product, who); });
 }
 
 bool takes_product(const Product& a) { return takes_matrix(a.y_RN) && takes_matrix(a.a_RK) && takes_weights(a.b); }

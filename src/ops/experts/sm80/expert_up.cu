@@ -22,20 +22,20 @@ class GateAndUpRows {
     }
     return min(f_ + i * (kRowsAtOnce / 2), F_ - 1) + up_;
   }
-  __device__ __forceinline__ int32_t row_at(int i) const { return row(i); }
 
  private:
   int32_t f_ = 0, up_ = 0, F_ = 0;
 };
 
-template <PortableGemmConfig kOpConfig>
+template <PortableGemmConfig kOpConfig, bool kOpInChunks>
 struct UpGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
+  static constexpr bool kInChunks = kOpInChunks;
   static constexpr Cut kCut = Cut::m;
   static constexpr Major kMajorA = Major::k, kMajorB = Major::k;
   static constexpr int kCols = kConfig.tile_n / 2;  // f of a tile
-  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), KeptRows>;
-  using CopyB = RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), GateAndUpRows>;
+  using CopyA = RowsAlongK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), KeptRows, kInChunks>;
+  using CopyB = RowsAlongK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), GateAndUpRows, kInChunks>;
 
   struct Params {
     Tiles tiles;
@@ -45,7 +45,6 @@ struct UpGemm {
     WordActivation activation;
     uint16_t *h, *a;
     int32_t F;
-    bool in_chunks;  // all chunks of the rows of h and a begin at multiples of 16 bytes
   };
 
   __device__ __forceinline__ static Units units(const Params& p) { return {p.x.width.unit, p.w1.width.unit}; }
@@ -65,32 +64,24 @@ struct UpGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const int32_t f = first_f(tile) + col_of_lane(), first_row = tile.m + WarpPlace<kConfig>::row();
-    if (!p.in_chunks) {
-      for_each_row(sums, [&](int i, const RowChunks& row) {
-        store_row<false>(p, first_row + row_of_lane(i), tile.end_m, f, row);
-      });
-      return;
-    }
 #pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i)
-      store_row<true>(p, first_row + row_of_lane(i), tile.end_m, f, row_chunks(sums, i));
-  }
-  template <bool kInChunks>
-  __device__ __forceinline__ static void store_row(const Params& p, int32_t r, int32_t end_r, int32_t f,
-                                                   const RowChunks& row) {
-    if (r >= end_r || f >= p.F) return;
-    uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
-    store_columns<kInChunks>(h, row.low, p.F - f);
-    store_columns<kInChunks>(h + p.F, row.high, p.F - f);
-    uint32_t a[4];
-    activate(a, p.activation, row.low, row.high);
-    store_columns<kInChunks>(p.a + int64_t{r} * p.F + f, a, p.F - f);
+    for (int i = 0; i < kRowsOfLane; ++i) {
+      const RowChunks row = row_chunks(sums, i);
+      const int32_t r = first_row + row_of_lane(i);
+      if (r >= tile.end_m || f >= p.F) continue;
+      uint16_t* h = p.h + int64_t{r} * 2 * p.F + f;
+      store_columns<kInChunks>(h, row.low, p.F - f);
+      store_columns<kInChunks>(h + p.F, row.high, p.F - f);
+      uint32_t a[4];
+      activate(a, p.activation, row.low, row.high);
+      store_columns<kInChunks>(p.a + int64_t{r} * p.F + f, a, p.F - f);
+    }
   }
 };
 
-template <PortableGemmConfig kConfig>
+template <PortableGemmConfig kConfig, bool kInChunks>
 void launch(Stream& s, const ExpertUp& a) {
-  using Op = UpGemm<kConfig>;
+  using Op = UpGemm<kConfig, kInChunks>;
   const int64_t D = a.x_TD.data.dim(1), F = a.a_RF.dim(1), R = a.a_RF.dim(0);
   const typename Op::Params p{.tiles = make_tiles(a.rows.offsets_e1, R, R, D, div_ceil(F, Op::kCols)),
                               .x = source_of(a.x_TD.data, index_of(a.rows)),
@@ -99,8 +90,7 @@ void launch(Stream& s, const ExpertUp& a) {
                               .activation = WordActivation(a.activation),
                               .h = halves(a.h_R2F),
                               .a = halves(a.a_RF),
-                              .F = static_cast<int32_t>(F),
-                              .in_chunks = is_in_chunks(a.h_R2F) && is_in_chunks(a.a_RF)};
+                              .F = static_cast<int32_t>(F)};
   launch_portable<Op>(s, p, "expert_up");
 }
 
@@ -111,7 +101,9 @@ bool takes(const ExpertUp& a) {
 }
 
 void expert_up(Stream& s, const ExpertUp& a) {
-  with_portable_config(s, describe(a), [&]<PortableGemmConfig kConfig>() { launch<kConfig>(s, a); });
+  const bool in_chunks = are_in_chunks(a.x_TD.data, a.w1_e2FD.data, a.h_R2F, a.a_RF);
+  with_portable_config(s, describe(a), in_chunks,
+                       [&]<PortableGemmConfig kConfig, bool kInChunks>() { launch<kConfig, kInChunks>(s, a); });
 }
 
 }  // namespace moebius::cuda::sm80

@@ -7,14 +7,15 @@
 namespace moebius::cuda::sm80 {
 namespace {
 
-// kLeftIndexed: the side that may have an index is the left one, else the right one.
-template <bool kLeftIndexed, PortableGemmConfig kOpConfig>
+// kLeftIndexed, kRightIndexed: whether the side may have an index.
+template <bool kLeftIndexed, bool kRightIndexed, PortableGemmConfig kOpConfig, bool kOpInChunks>
 struct WgradGemm {
   static constexpr PortableGemmConfig kConfig = kOpConfig;
+  static constexpr bool kInChunks = kOpInChunks;
   static constexpr Cut kCut = Cut::k;
   static constexpr Major kMajorA = Major::mn, kMajorB = Major::mn;
-  using CopyA = RowsAcrossK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), kLeftIndexed>;
-  using CopyB = RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), !kLeftIndexed>;
+  using CopyA = RowsAcrossK<kConfig.tile_m, kConfig.tile_k, kConfig.threads(), kLeftIndexed, kInChunks>;
+  using CopyB = RowsAcrossK<kConfig.tile_n, kConfig.tile_k, kConfig.threads(), kRightIndexed, kInChunks>;
 
   struct Params {
     Tiles tiles;
@@ -22,7 +23,6 @@ struct WgradGemm {
     float* dw;
     int32_t N;
     bool accumulate;
-    bool in_pairs;  // N is even
   };
 
   __device__ __forceinline__ static Units units(const Params& p) { return {p.left.width.unit, p.right.width.unit}; }
@@ -64,7 +64,7 @@ struct WgradGemm {
 
   __device__ __forceinline__ static void store(const Params& p, const Tile& tile, const WarpSums& sums) {
     const LaneElements dw(p, tile);
-    if (!p.in_pairs) return put_each(dw, sums, p.accumulate);
+    if constexpr (!kInChunks) return p.accumulate ? put_elements<true>(dw, sums) : put_elements<false>(dw, sums);
     const bool whole = dw.has(kRows - 1, kPairs - 1);
     if (p.accumulate)
       whole ? put<true, true>(dw, sums) : put<true, false>(dw, sums);
@@ -72,8 +72,8 @@ struct WgradGemm {
       whole ? put<false, true>(dw, sums) : put<false, false>(dw, sums);
   }
 
-  // kAdds: adds to dw, else stores. kWhole: all elements are in dw, which has an even number of columns. All loads of a
-  // row are issued before the first sum waits for one.
+  // kAdds: adds to dw, else stores. kWhole: all elements are in dw, which has rows and columns in multiples
+  // of 8. All loads of a row are issued before the first sum waits for one.
   template <bool kAdds, bool kWhole>
   __device__ __forceinline__ static void put(const LaneElements& dw, const WarpSums& sums) {
 #pragma unroll
@@ -89,24 +89,28 @@ struct WgradGemm {
       }
     }
   }
-  // The same for an odd number of columns, where a pair may begin at any element.
-  __device__ __forceinline__ static void put_each(const LaneElements& dw, const WarpSums& sums, bool adds) {
+  // The same for any width, where a pair may begin at any element, and its second one may be past the last column.
+  template <bool kAdds>
+  __device__ __forceinline__ static void put_elements(const LaneElements& dw, const WarpSums& sums) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float* row = dw.row(i);
+      const auto column = [](int j) { return j / 2 * 8 + j % 2; };
+      const auto has = [&](int j) { return 8 * i < dw.rows && column(j) < dw.columns; };
+      float x[2 * kPairs];
+#pragma unroll
+      for (int j = 0; j < 2 * kPairs; ++j) x[j] = kAdds && has(j) ? __ldcg(row + column(j)) : 0.0f;
 #pragma unroll
       for (int j = 0; j < 2 * kPairs; ++j) {
-        const int column = j / 2 * 8 + j % 2;
-        if (8 * i >= dw.rows || column >= dw.columns) continue;
-        __stcg(row + column, (adds ? __ldcg(row + column) : 0.0f) + sums[i / 2][j / 2][i % 2 * 2 + j % 2]);
+        if (has(j)) __stcg(row + column(j), x[j] + sums[i / 2][j / 2][i % 2 * 2 + j % 2]);
       }
     }
   }
 };
 
-template <bool kLeftIndexed, PortableGemmConfig kConfig>
+template <bool kLeftIndexed, bool kRightIndexed, PortableGemmConfig kConfig, bool kInChunks>
 void launch(Stream& s, const ExpertWgrad& a) {
-  using Op = WgradGemm<kLeftIndexed, kConfig>;
+  using Op = WgradGemm<kLeftIndexed, kRightIndexed, kConfig, kInChunks>;
   const int64_t E = a.dw_eMN.dim(0), M = a.dw_eMN.dim(1), N = a.dw_eMN.dim(2);
   const int32_t* index = index_of(a.rows);
   typename Op::Params p{.tiles = make_tiles(a.rows.offsets_e1, 0, M, 0, div_ceil(N, kConfig.tile_n)),
@@ -114,8 +118,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
                         .right = source_of(a.right_RN.data, a.gather_right ? index : nullptr),
                         .dw = a.dw_eMN.ptr<float>(),
                         .N = static_cast<int32_t>(N),
-                        .accumulate = a.accumulate,
-                        .in_pairs = N % 2 == 0};
+                        .accumulate = a.accumulate};
   p.tiles.has_idle = !a.accumulate;
   MOEBIUS_ASSERT(p.tiles.num_experts == E);
   launch_portable<Op>(s, p, "expert_wgrad");
@@ -130,8 +133,12 @@ bool takes(const ExpertWgrad& a) {
 }
 
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
-  with_portable_config(s, describe(a), [&]<PortableGemmConfig kConfig>() {
-    a.gather_left ? launch<true, kConfig>(s, a) : launch<false, kConfig>(s, a);
+  const bool in_chunks = are_in_chunks(a.left_RM.data, a.right_RN.data);
+  with_portable_config(s, describe(a), in_chunks, [&]<PortableGemmConfig kConfig, bool kInChunks>() {
+    if constexpr (!kInChunks)
+      launch<true, true, kConfig, false>(s, a);
+    else
+      a.gather_left ? launch<true, false, kConfig, true>(s, a) : launch<false, true, kConfig, true>(s, a);
   });
 }
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_words(uint16_t* to, const uint32_t (&words
   if (in_chunks)
     store_chunk(to, words);
   else
-    store_columns<false>(to, words, n);
+    store_elements(to, words, n);
 }
 __device__ __forceinline__ void store_words(uint16_t* to, const float (&x)[8], int32_t n, bool in_chunks) {
   uint32_t words[4];

@@ -7,10 +7,11 @@
 //
 // An Op says where operands come from, and what happens to the product of a tile:
 //   kConfig, kCut      the PortableGemmConfig, and the dimension that the offsets cut
+//   kInChunks          all rows that the kernel reads or writes are in chunks; else they are of any width (operand.h)
 //   kMajorA, kMajorB   the order of each operand in memory
 //   struct Params { Tiles tiles; ... };
 //   CopyA, CopyB       RowsAlongK or RowsAcrossK
-//   units(params)      the units of the rows of A and B
+//   units(params)      the units of the rows of A and B, if not kInChunks
 //   open(params, a, b, tile)    opens the copies of a tile
 //   begin(params, tile, sums)   sets the sums of a warp, before the products are added
 //   store(params, tile, sums)   stores the sums of a warp, with the products
@@ -34,10 +35,9 @@ struct WarpPlace {
   static __device__ __forceinline__ int32_t col() { return static_cast<int32_t>(threadIdx.x / 32 % kAcross * 64); }
 };
 
-// The bytes that are copied at a time, of A and of B (RowWidth).
+// The units (RowWidth) of the rows of A and B.
 struct Units {
   uint32_t a, b;
-  __device__ __forceinline__ bool are_chunks() const { return a == 16 && b == 16; }
 };
 
 // The copies of a block, slot after slot and tile after tile.
@@ -55,8 +55,6 @@ struct Copies {
 
   // The next slot is filled by open(), copy() of all kParts in order, and close(). The copies of a part are
   // unrolled, so that the compiler can put them between products.
-  //
-  // Rows that are not copied in chunks of 16 bytes are copied by copy_all() instead, and copy() does nothing.
   __device__ __forceinline__ void open() {
     while (more && left <= 0) {
       Tile tile;
@@ -67,20 +65,20 @@ struct Copies {
       }
     }
   }
-  __device__ __forceinline__ bool are_chunks() const { return Op::units(p).are_chunks(); }
-  __device__ __forceinline__ void copy_all() const {
-    if (!more || are_chunks()) return;
-    a.copy_all(slot_address(), Op::units(p).a);
-    b.copy_all(slot_address() + kConfig.slot_bytes_a(), Op::units(p).b);
-  }
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy() const {
-    if (!more || !are_chunks()) return;
-    a.template copy<kPart, kParts>(slot_address());
-    b.template copy<kPart, kParts>(slot_address() + kConfig.slot_bytes_a());
+    if (!more) return;
+    const uint32_t to = slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
+    a.template copy<kPart, kParts>(to);
+    b.template copy<kPart, kParts>(to + kConfig.slot_bytes_a());
   }
-  __device__ __forceinline__ uint32_t slot_address() const {
-    return slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
+  // Does the same with rows of any width, and needs registers that the fragments of Products have meanwhile.
+  __device__ __forceinline__ void copy_any_width() const {
+    if (!more) return;
+    const uint32_t to = slots + slot * (kConfig.slot_bytes_a() + kConfig.slot_bytes_b());
+    const Units units = Op::units(p);
+    a.copy_any_width(to, units.a);
+    b.copy_any_width(to + kConfig.slot_bytes_a(), units.b);
   }
   // Closes the group of copies of this slot, which may be empty.
   __device__ __forceinline__ void close() {
@@ -129,12 +127,12 @@ struct Products {
     }
   }
   // Multiplies a slot whose first fragments are loaded. more: the next slot is of the same tile, and its first
-  // fragments are loaded too. (Between tiles these registers are needed to store a tile.) Where copy_all() copies, it
-  // needs registers: then a slot's first fragments are loaded after it.
+  // fragments are loaded too. (Between tiles these registers are needed to store a tile.) With rows of any width, the
+  // first fragments are loaded here, after the copies.
   __device__ __forceinline__ void multiply_slot(WarpSums& sums, Copies<Op>& copies, bool more) {
     copies.open();
-    if (!copies.are_chunks()) {
-      copies.copy_all();
+    if constexpr (!Op::kInChunks) {
+      copies.copy_any_width();
       load<0>();
     }
     for_each_constant<0, kSteps>([&](auto step) {
@@ -142,10 +140,10 @@ struct Products {
       if constexpr (kStep == kSteps - 1) {
         slot = slot + 1 == kConfig.num_slots ? 0 : slot + 1;
         wait();
-        if (more && copies.are_chunks()) load<0>();
+        if (Op::kInChunks && more) load<0>();
       } else {
         load<kStep + 1>();
-        copies.template copy<kStep, kParts>();
+        if constexpr (Op::kInChunks) copies.template copy<kStep, kParts>();
         if constexpr (kStep == kParts - 1) copies.close();
       }
       multiply_step(sums, kStep);
@@ -166,8 +164,10 @@ __global__ void __launch_bounds__(Op::kConfig.threads(), Op::kConfig.blocks)
   Copies<Op> copies{p, Walk(p.tiles, offsets), slots};
   for (int i = 0; i < kConfig.num_slots - 1; ++i) {
     copies.open();
-    copies.copy_all();
-    copies.template copy<0, 1>();
+    if constexpr (Op::kInChunks)
+      copies.template copy<0, 1>();
+    else
+      copies.copy_any_width();
     copies.close();
   }
   Products<Op> products{slots};
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(Op::kConfig.threads(), Op::kConfig.blocks)
   for (Tile tile; walk.next(tile);) {
     WarpSums sums;
     Op::begin(p, tile, sums);
-    if (tile.k < tile.end_k) products.template load<0>();
+    if (Op::kInChunks && tile.k < tile.end_k) products.template load<0>();
 #pragma unroll 1
     for (int32_t k = tile.k; k < tile.end_k; k += kConfig.tile_k)
       products.multiply_slot(sums, copies, k + kConfig.tile_k < tile.end_k);

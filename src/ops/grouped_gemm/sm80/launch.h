@@ -19,12 +19,16 @@ inline bool takes_weights(const Tensor& t) {
 inline uint16_t* halves(const Tensor& t) { return static_cast<uint16_t*>(t.data); }
 inline RowWidth width_of(const Tensor& rows) {
   const int64_t width = rows.shape[rows.shape.rank() - 1];
-  const uint32_t unit = copy_unit(rows.data, width);
-  const auto elements = static_cast<uint32_t>(width), chunks = static_cast<uint32_t>(div_ceil(width, 8));
-  return {.elements = elements, .chunks = chunks, .unit = unit, .pitch = unit == 16 ? chunks : elements};
+  return {.elements = static_cast<uint32_t>(width),
+          .chunks = static_cast<uint32_t>(div_ceil(width, 8)),
+          .unit = copy_unit(rows.data, width)};
 }
-// Returns whether all chunks of the rows begin at multiples of 16 bytes.
+// Returns whether all of the rows are in chunks.
 inline bool is_in_chunks(const Tensor& rows) { return width_of(rows).unit == 16; }
+template <class... Tensors>
+bool are_in_chunks(const Tensors&... rows) {
+  return (is_in_chunks(rows) && ...);
+}
 
 // Allows a kernel all the shared memory that its GPU has, once.
 template <class Op>
@@ -49,15 +53,17 @@ void launch_portable(Stream& s, const typename Op::Params& p, const char* who) {
   check_launch(who);
 }
 
-// Calls body<config>() for the config that the product gets on this GPU.
+// Calls body<config, in_chunks>() for the config that the product gets on this GPU. in_chunks: all rows of its operands
+// and results are in chunks.
 template <class Body>
-void with_portable_config(const Stream& s, const GroupedGemmDesc& desc, Body&& body) {
+void with_portable_config(const Stream& s, const GroupedGemmDesc& desc, bool in_chunks, Body&& body) {
+  if (!in_chunks) return body.template operator()<kPortableSmall, false>();
   const PortableGemmConfig config = choose_portable_config(desc, gpu_limits(s));
-  if (config == kPortablePair) return body.template operator()<kPortablePair>();
-  if (config == kPortableDeep) return body.template operator()<kPortableDeep>();
-  if (config == kPortableWide) return body.template operator()<kPortableWide>();
+  if (config == kPortablePair) return body.template operator()<kPortablePair, true>();
+  if (config == kPortableDeep) return body.template operator()<kPortableDeep, true>();
+  if (config == kPortableWide) return body.template operator()<kPortableWide, true>();
   MOEBIUS_ASSERT(config == kPortableSmall);
-  body.template operator()<kPortableSmall>();
+  body.template operator()<kPortableSmall, true>();
 }
 
 }  // namespace moebius::cuda::sm80

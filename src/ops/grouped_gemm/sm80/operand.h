@@ -7,11 +7,12 @@
 
 namespace moebius::cuda::sm80 {
 
-// How rows of bf16 are copied. A chunk is eight elements; the last one of a row may have fewer.
+// The width of rows of bf16. A chunk is eight elements; the last one of a row may have fewer. Rows are in chunks if all
+// of these are whole and begin at multiples of 16 bytes. The kernels for these rows have no code for others. Rows of any
+// other width have kernels of their own, for one config only.
 struct RowWidth {
   uint32_t elements, chunks;
-  uint32_t unit;   // bytes of a copy: 16 where all chunks begin at multiples of 16 bytes; else 4 or 2
-  uint32_t pitch;  // from a row to the next: in chunks if unit is 16, else in elements
+  uint32_t unit;  // bytes that can be copied at a time: 16 if the rows are in chunks, else 4 or 2
 };
 
 // Rows of bf16 in global memory.
@@ -35,6 +36,32 @@ __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i
   return row;
 }
 
+// Copies a chunk of kCopies rows, which are `pitch` bytes apart in shared memory. chunk_of(i) returns that of row i: where
+// it is, and how many elements it has. All reads are on their way before the first one is waited for.
+struct AnyChunk {
+  const char* from;
+  int32_t elements;
+};
+template <int kCopies, class ChunkOf>
+__device__ __forceinline__ void copy_chunks(uint32_t to, uint32_t pitch, uint32_t unit, ChunkOf chunk_of) {
+  if (unit != 2) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const AnyChunk chunk = chunk_of(i);
+      copy_elements(to + i * pitch, chunk.from, chunk.elements, unit);
+    }
+    return;
+  }
+  uint32_t words[kCopies][4];
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const AnyChunk chunk = chunk_of(i);
+    load_elements(words[i], chunk.from, chunk.elements);
+  }
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) store_16(to + i * pitch, words[i]);
+}
+
 // The copies of a slot are made in parts, between products: part kPart of kParts has those in [kBegin, kEnd).
 template <int kCopies, int kPart, int kParts>
 struct CopyRange {
@@ -53,13 +80,6 @@ class KeptRows {
   }
   KeptRows() = default;
   __device__ __forceinline__ int32_t row(int i) const { return rows_[i]; }
-  // The same where i is not a constant.
-  __device__ __forceinline__ int32_t row_at(int i) const {
-    int32_t row = rows_[0];
-#pragma unroll
-    for (int j = 1; j < kCopies; ++j) row = i == j ? rows_[j] : row;
-    return row;
-  }
 
  private:
   int32_t rows_[kCopies] = {};
@@ -72,7 +92,6 @@ class NeighbouringRows {
   __device__ __forceinline__ NeighbouringRows(int32_t first, int32_t last) : first_(first), last_(last) {}
   NeighbouringRows() = default;
   __device__ __forceinline__ int32_t row(int i) const { return min(first_ + i * kRowsAtOnce, last_); }
-  __device__ __forceinline__ int32_t row_at(int i) const { return row(i); }
 
  private:
   int32_t first_ = 0, last_ = 0;
@@ -81,7 +100,7 @@ class NeighbouringRows {
 // Tiles whose rows run along k: kRows of them, kDepth elements deep. A thread copies one chunk of kCopies rows,
 // those that SourceRows names. If the tile has fewer rows, the others can be any rows, since their elements of the
 // product are not stored.
-template <int kRows, int kDepth, int kThreads, template <int, int> class SourceRowsOf>
+template <int kRows, int kDepth, int kThreads, template <int, int> class SourceRowsOf, bool kInChunks>
 class RowsAlongK {
  public:
   static constexpr int kChunks = kDepth / 8, kRowsAtOnce = kThreads / kChunks, kCopies = kRows / kRowsAtOnce;
@@ -95,12 +114,12 @@ class RowsAlongK {
 
   __device__ __forceinline__ void open(const char* rows, const RowWidth& width, const SourceRows& source_rows) {
     rows_ = rows + chunk() * 16;
-    pitch_ = width.pitch;
-    left_ = static_cast<int32_t>(width.chunks) - static_cast<int32_t>(chunk());
+    pitch_ = kInChunks ? width.chunks : width.elements;
+    left_ = static_cast<int32_t>(pitch_) - static_cast<int32_t>(kInChunks ? chunk() : chunk() * 8);
     source_rows_ = source_rows;
   }
 
-  // Copies a part of the next slot of k: slots are copied in order, with next() between them. REQUIRES: the unit is 16.
+  // Copies a part of the next slot of k: slots are copied in order, with next() between them.
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t slot) const {
     using Range = CopyRange<kCopies, kPart, kParts>;
@@ -110,33 +129,31 @@ class RowsAlongK {
       copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{from} * 16, left_ > 0);
     }
   }
-  // Copies all of the next slot, of rows with any unit.
-  __device__ __forceinline__ void copy_all(uint32_t slot, uint32_t unit) const {
-    const int32_t in_last = unit == 16 ? 8 : static_cast<int32_t>((pitch_ - 1) % 8 + 1);
-    const int32_t n = left_ > 1 ? 8 : left_ == 1 ? in_last : 0;
-#pragma unroll 1
-    for (int i = 0; i < kCopies; ++i) {
-      const uint64_t from = uint64_t{static_cast<uint32_t>(source_rows_.row_at(i))} * pitch_;
-      copy_elements(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + from * (unit == 16 ? 16 : 2), n, unit);
-    }
+  // Copies all of the next slot, if not kInChunks.
+  __device__ __forceinline__ void copy_any_width(uint32_t slot, uint32_t unit) const {
+    copy_chunks<kCopies>(slot + to_, kRowsAtOnce * kChunks * 16, unit, [&](int i) {
+      const uint64_t from = uint64_t{static_cast<uint32_t>(source_rows_.row(i))} * pitch_;
+      return AnyChunk{rows_ + from * 2, left_};
+    });
   }
   __device__ __forceinline__ void next() {
     rows_ += kChunks * 16;
-    left_ -= kChunks;
+    left_ -= kInChunks ? kChunks : kDepth;
   }
 
  private:
   static __device__ __forceinline__ uint32_t chunk() { return threadIdx.x % kChunks; }
 
-  uint32_t to_, pitch_ = 0;
-  int32_t left_ = 0;  // chunks from the next one on
+  uint32_t to_;
+  uint32_t pitch_ = 0;  // from a row to the next, in chunks, or in elements if not kInChunks
+  int32_t left_ = 0;    // the same from the next chunk on
   const char* rows_ = nullptr;
   SourceRows source_rows_{};
 };
 
 // Tiles whose rows run along m (or n): kDepth rows of kCols elements. A thread copies one chunk of each of
 // kCopies rows.
-template <int kCols, int kDepth, int kThreads, bool kIndexed>
+template <int kCols, int kDepth, int kThreads, bool kIndexed, bool kInChunks>
 class RowsAcrossK {
  public:
   static constexpr int kChunks = kCols / 8, kRowsAtOnce = kThreads / kChunks, kCopies = kDepth / kRowsAtOnce;
@@ -148,10 +165,10 @@ class RowsAcrossK {
   // it only gives elements of the product that are not stored.
   __device__ __forceinline__ void open(const char* rows, const int32_t* index, const RowWidth& width, uint32_t first,
                                        int32_t k, int32_t end_k) {
-    row_bytes_ = width.elements * 2;
     const uint32_t from = min(first + chunk(), width.chunks - 1);
+    row_bytes_ = kInChunks ? width.chunks * 16 : width.elements * 2;
     rows_ = rows + uint64_t{from} * 16;
-    if (width.unit != 16) to_ = to_ / 16 * 16 + (8 - min(width.elements - 8 * from, 8u));
+    if constexpr (!kInChunks) elements_ = static_cast<int32_t>(width.elements - 8 * from);
     index_ = index;
     k_ = k + static_cast<int32_t>(row());
     end_k_ = end_k;
@@ -159,7 +176,6 @@ class RowsAcrossK {
     find();
   }
 
-  // REQUIRES: the unit is 16.
   template <int kPart, int kParts>
   __device__ __forceinline__ void copy(uint32_t slot) const {
     using Range = CopyRange<kCopies, kPart, kParts>;
@@ -170,22 +186,13 @@ class RowsAcrossK {
       copy_16(slot + to_ + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{from} * row_bytes_, there);
     }
   }
-  // Copies all of the next slot, of rows with any unit.
-  __device__ __forceinline__ void copy_all(uint32_t slot, uint32_t unit) const {
-    const uint32_t to = slot + to_ / 16 * 16;
-    const auto in_chunk = static_cast<int32_t>(8 - to_ % 16);
-#pragma unroll 1
-    for (int i = 0; i < kCopies; ++i) {
-      int32_t from = i * kRowsAtOnce;
-      if constexpr (kIndexed) {
-        from = next_[0];
-#pragma unroll
-        for (int j = 1; j < kCopies; ++j) from = i == j ? next_[j] : from;
-      }
-      const bool there = kIndexed ? from >= 0 : k_ + from < end_k_;
-      copy_elements(to + i * kRowsAtOnce * kChunks * 16, rows_ + uint64_t{static_cast<uint32_t>(from)} * row_bytes_,
-                    there ? in_chunk : 0, unit);
-    }
+  // Copies all of the next slot, if not kInChunks.
+  __device__ __forceinline__ void copy_any_width(uint32_t slot, uint32_t unit) const {
+    copy_chunks<kCopies>(slot + to_, kRowsAtOnce * kChunks * 16, unit, [&](int i) {
+      const uint32_t from = kIndexed ? static_cast<uint32_t>(next_[i]) : i * kRowsAtOnce;
+      const bool there = kIndexed ? next_[i] >= 0 : k_ + i * kRowsAtOnce < end_k_;
+      return AnyChunk{rows_ + uint64_t{from} * row_bytes_, there ? elements_ : 0};
+    });
   }
   __device__ __forceinline__ void next() {
     k_ += kDepth;
@@ -207,9 +214,9 @@ class RowsAcrossK {
     }
   }
 
-  // In the lowest bits of to_: how many of eight elements the chunk lacks. So they need no register of their own.
   uint32_t to_, row_bytes_ = 0;
   int32_t k_ = 0, end_k_ = 0;
+  int32_t elements_ = 0;  // of a row from this thread's chunk on, if not kInChunks
   const char* rows_ = nullptr;
   const int32_t* index_ = nullptr;
   int32_t next_[kIndexed ? kCopies : 1] = {};

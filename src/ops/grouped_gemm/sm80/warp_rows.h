@@ -51,35 +51,24 @@ __device__ __forceinline__ RowChunks row_chunks(const WarpSums& sums, int i) {
   return row;
 }
 
-// Calls body(i, row i of the lane) in a loop that is not unrolled. Its code is small, but the rows are in local memory:
-// for tensors of any width, so that their kernels are compiled in little time.
-template <class Body>
-__device__ __forceinline__ void for_each_row(const WarpSums& sums, Body&& body) {
-  RowChunks rows[kRowsOfLane];
-#pragma unroll
-  for (int i = 0; i < kRowsOfLane; ++i) rows[i] = row_chunks(sums, i);
-#pragma unroll 1
-  for (int i = 0; i < kRowsOfLane; ++i) body(i, rows[i]);
-}
-
 __device__ __forceinline__ void store_chunk(uint16_t* to, const uint32_t (&word)[4]) {
   *reinterpret_cast<uint4*>(to) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Stores the first n of eight columns. kInChunks: all eight, at a multiple of 16 bytes.
+// Stores the first n of eight columns, at any address.
+__device__ __forceinline__ void store_elements(uint16_t* to, const uint32_t (&word)[4], int32_t n) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    if (j < n) to[j] = static_cast<uint16_t>(word[j / 2] >> (j % 2 * 16));
+  }
+}
+// Stores eight columns that are a chunk, or the first n of them if not kInChunks.
 template <bool kInChunks>
 __device__ __forceinline__ void store_columns(uint16_t* to, const uint32_t (&word)[4], int32_t n) {
-  if constexpr (kInChunks) {
-    // With C++ the compiler divides some of these stores, where rows of other widths have a path of their own.
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
-                 "r"(word[3])
-                 : "memory");
-  } else {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      if (j < n) to[j] = static_cast<uint16_t>(word[j / 2] >> (j % 2 * 16));
-    }
-  }
+  if constexpr (kInChunks)
+    store_chunk(to, word);
+  else
+    store_elements(to, word, n);
 }
 
 // Columns [first, first + C) of a bias for each expert; null: none.
