@@ -231,10 +231,10 @@ TEST(RankMemories, LongSequenceStackHoldsNoAttentionInputDuringItsBackward) {
 }
 
 // Sections of heads hold a quarter of q, k, v and o, of their gradients and of the gradient of o. For all heads these
-// stacks would be 4.53, 9.06, 9.50 and 11.53 GiB.
+// stacks would be 4.53, 9.06, 9.50 and 11.53 GiB, and with cp 5.64 and 10.12 GiB.
 TEST(RankMemories, LongSequenceStackHoldsASectionOfHeads) {
-  const auto stack_of = [](const std::vector<std::string>& set) {
-    const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + "bench_qwen3_30b_a3b_256k.toml", set), 1);
+  const auto stack_of = [](const std::vector<std::string>& set, int ranks = 1) {
+    const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + "bench_qwen3_30b_a3b_256k.toml", set), ranks);
     PartLibrary library;
     LayoutParts parts(library, spec);
     const RankMemory memory = rank_memory(parts, stages_of(spec), pipeline_use(spec.pipeline, 1, 0), 0);
@@ -244,6 +244,12 @@ TEST(RankMemories, LongSequenceStackHoldsASectionOfHeads) {
   EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"expert_up\"]"}), 6.8);
   EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"qkv\", \"expert_up\"]"}), 8.3);
   EXPECT_LT(stack_of({"memory.recompute=[\"layer\"]"}), 10.4);
+  for (const char* comm : {"allgather", "ring"}) {
+    EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"expert_up\"]", "parallel.cp=2",
+                        fmt::format("parallel.cp_comm={}", comm)},
+                       2),
+              4.5);
+  }
 }
 
 // Recomputed projections are on the stack only where they are read. If they were held, the stacks would be 7.66, 6.28 and

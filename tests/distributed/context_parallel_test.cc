@@ -93,8 +93,7 @@ LayerPasses passes_of(Transport& transport, const ContextCase& c, const ModelSpe
 void expect_case(Transport& transport, const ContextCase& c) {
   const ModelSpec model = model_of(c);
   const int64_t T = kBatch * kSeq / c.cp, q = T * kHeads / c.tp * kWidth * 4;
-  for (const int64_t chunk :
-       {0, 3}) {  // with 3 rows, a rank without cp computes its long sequence in sections of heads
+  for (const int64_t chunk : {0, 3}) {  // with 3 rows, sequences are long and computed in sections of heads
     const LayerPasses passes = passes_of<Gqa>(transport, c, model, [&](LayerContext context) {
       context.expert_chunk = chunk;
       return Gqa(context, "attention", model.sliding_window);

@@ -86,13 +86,12 @@ Qkv Gqa::alloc_qkv(Step& step, int64_t T, int64_t kv_heads) const {
           step.alloc({T, kv_heads, d_}, dtype_), sinks_ ? sinks_->w : Tensor{}};
 }
 
-Qkv Gqa::qkv_in(Step& step, Tensor buffer_TC, int64_t kv_heads) const {
-  const int64_t T = buffer_TC.dim(0), heads = heads_of(kv_heads), q = T * heads * d_, k = T * kv_heads * d_;
-  const int64_t aligned = StepStack::kAlign / size_of(dtype_);
-  if (q % aligned != 0 || k % aligned != 0) return alloc_qkv(step, T, kv_heads);
+Qkv Gqa::qkv_in(Step& step, Tensor buffer_TC) const {
+  const int64_t T = buffer_TC.dim(0), q = T * H_ * d_, k = T * G_ * d_, aligned = StepStack::kAlign / size_of(dtype_);
+  if (q % aligned != 0 || k % aligned != 0) return alloc_qkv(step, T);
   const Tensor buffer = buffer_TC.view({q + 2 * k});
-  return {buffer.rows(0, q).view({T, heads, d_}), buffer.rows(q, q + k).view({T, kv_heads, d_}),
-          buffer.rows(q + k, q + 2 * k).view({T, kv_heads, d_}), sinks_ ? sinks_->w : Tensor{}};
+  return {buffer.rows(0, q).view({T, H_, d_}), buffer.rows(q, q + k).view({T, G_, d_}),
+          buffer.rows(q + k, q + 2 * k).view({T, G_, d_}), sinks_ ? sinks_->w : Tensor{}};
 }
 
 void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL) const {
@@ -186,7 +185,7 @@ Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
 void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T, const Attention::Input& x) const {
   if (section_G_ < G_) return attend_bwd_in_sections(step, saved, T, x);
   StackScope scope(step.stack);
-  Qkv r = qkv_in(step, saved.dqkv_TC, G_);  // dqkv is written after r has been read
+  Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written after r has been read
   r.doc_start_T = step.batch.attention_starts(T);
   {
     StackScope projected(step.stack);

@@ -49,9 +49,9 @@ class Gqa {
   // Returns q, k and v of so many kv heads, with the sinks of all heads.
   Qkv alloc_qkv(Step& step, int64_t tokens, int64_t kv_heads) const;
   Qkv alloc_qkv(Step& step, int64_t tokens) const { return alloc_qkv(step, tokens, G_); }
-  // Returns q, k and v in the memory of a tensor like the projection's output for these kv heads, or on the stack if the
-  // parts of that tensor would not be aligned.
-  Qkv qkv_in(Step& step, Tensor buffer_TC, int64_t kv_heads) const;
+  // Returns q, k and v in the memory of a tensor like the projection's output, or on the stack if the parts of that
+  // tensor would not be aligned.
+  Qkv qkv_in(Step& step, Tensor buffer_TC) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
   void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
   // Computes the attention of one token of each sequence; positions are read from device memory.

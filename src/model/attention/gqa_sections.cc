@@ -8,11 +8,13 @@
 
 namespace moebius {
 
-// With cp > 1 ranks exchange all heads at once, the norm over all heads needs the rows of all, and so do the largest
+// Ranks of cp that exchange heads need all of them, the norm over all heads needs the rows of all, and so do the largest
 // logits. The gradient of o is that of plain products, which a section computes with its columns of W_o.
 int64_t Gqa::kv_heads_of_section(const LayerContext& c) const {
   const Linear& o = o_.linear();
-  const bool whole = !is_long_ || c.mesh.shape().cp > 1 || qk_norm_ == QkNorm::whole || c.max_logits != nullptr ||
+  const CpComm comm = window_ > 0 ? c.shape.cp_comm_window : c.shape.cp_comm;
+  const bool exchanges_heads = c.mesh.shape().cp > 1 && (comm == CpComm::alltoall || comm == CpComm::hierarchical);
+  const bool whole = !is_long_ || exchanges_heads || qk_norm_ == QkNorm::whole || c.max_logits != nullptr ||
                      o.is_quantised() || o.has_adapter();
   int64_t sections = whole ? 1 : std::min<int64_t>(G_, 4);
   while (G_ % sections != 0) --sections;
