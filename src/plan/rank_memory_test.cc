@@ -240,7 +240,7 @@ TEST(RankMemories, LongSequenceStackHoldsASectionOfHeads) {
     const RankMemory memory = rank_memory(parts, stages_of(spec), pipeline_use(spec.pipeline, 1, 0), 0);
     return static_cast<double>(memory.of(Life::stack)) / (1 << 30);
   };
-  EXPECT_LT(stack_of({"train.seq_len=131072", "memory.recompute=[\"norm\"]"}), 3.7);
+  EXPECT_LT(stack_of({"train.seq_len=131072", "memory.recompute=[\"norm\"]"}), 3.75);
   EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"expert_up\"]"}), 6.8);
   EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"qkv\", \"expert_up\"]"}), 8.3);
   EXPECT_LT(stack_of({"memory.recompute=[\"layer\"]"}), 10.4);

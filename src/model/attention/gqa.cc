@@ -61,6 +61,7 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
       qk_norm_(c.model.qk_norm),
       rope_table_Pd_(c.rope_table_Pd) {
   section_G_ = kv_heads_of_section(c);
+  has_forward_sections_ = section_G_ < G_ && (c.mesh.shape().cp > 1 || is_long_sequence(c, 2));
   if (c.model.qkv_bias) qkv_bias_.emplace(c.params, qkv_bias_spec(c, prefix));
   if (c.model.o_bias) o_bias_.emplace(c.params, o_bias_spec(c, prefix));
   if (c.model.attention_sinks) sinks_ = &c.params.declare(sinks_spec(c, prefix));
@@ -132,7 +133,7 @@ void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
 }
 
 void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
-  if (section_G_ < G_) return attend_in_sections(step, saved, T);
+  if (has_forward_sections_) return attend_in_sections(step, saved, T);
   StackScope scope(step.stack);
   Qkv r = alloc_qkv(step, T);
   r.doc_start_T = step.batch.attention_starts(T);

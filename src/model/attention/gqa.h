@@ -74,8 +74,8 @@ class Gqa {
   Tensor section_of(Step& step, Tensor qkv_TC, const HeadRange& kv) const;
   // Returns the columns of these heads, each so wide, on the step stack.
   Tensor columns_of(Step& step, Tensor x_TA, const HeadRange& heads, int64_t width) const;
-  // Returns q, k and v of the section after RoPE, with its sinks.
-  Qkv rotated_section(Step& step, Tensor qkv_TC, const HeadRange& kv) const;
+  // Returns q, k and v of the section after RoPE, with its sinks. section_TC: what section_of() returned, or empty.
+  Qkv rotated_section(Step& step, Tensor qkv_TC, const HeadRange& kv, Tensor section_TC = {}) const;
   template <class F>
   void for_each_part(const HeadRange& kv, F&& fn) const;  // fn(first column of all, first of the section, columns)
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
@@ -87,6 +87,8 @@ class Gqa {
   int64_t tp_, T_, H_, G_, d_, window_;  // T: of a micro-batch on all tp ranks; H, G: of this rank
   bool is_long_;                         // model/layers/row_chunks.h
   int64_t section_G_ = 0;                // kv heads of a section
+  // Forward has sections too, on sequences of twice that length and with cp. Otherwise its tensors are not the peak.
+  bool has_forward_sections_ = false;
   float scale_, eps_, clip_;
   DType dtype_;
   GpuKernels kernels_;

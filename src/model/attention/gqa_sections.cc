@@ -46,13 +46,13 @@ Tensor Gqa::columns_of(Step& step, Tensor x_TA, const HeadRange& heads, int64_t 
   return columns_TB;
 }
 
-Qkv Gqa::rotated_section(Step& step, Tensor qkv_TC, const HeadRange& kv) const {
+Qkv Gqa::rotated_section(Step& step, Tensor qkv_TC, const HeadRange& kv, Tensor section_TC) const {
   const int64_t T = qkv_TC.dim(0);
   Qkv r = alloc_qkv(step, T, kv.count);
   if (sinks_) r.sink_H = r.sink_H.rows(heads_of(kv.first), heads_of(kv.first + kv.count));
   r.doc_start_T = step.batch.attention_starts(T);
   StackScope rotation(step.stack);
-  split_and_rotate(step, r, section_of(step, qkv_TC, kv));
+  split_and_rotate(step, r, section_TC.empty() ? section_of(step, qkv_TC, kv) : section_TC);
   return r;
 }
 
@@ -95,9 +95,11 @@ void Gqa::attend_section_bwd(Step& step, Tensor dqkv_TC, const Qkv& dr, const He
                              const Saved& saved) const {
   const HeadRange heads{heads_of(kv.first), heads_of(kv.count)};
   const int64_t T = qkv_TC.dim(0);
+  // The section is copied again after attention where memory counts more than the copy's time.
+  Tensor section_TC = has_forward_sections_ ? Tensor{} : section_of(step, qkv_TC, kv);
   {
     StackScope attention(step.stack);
-    const Qkv r = rotated_section(step, qkv_TC, kv);
+    const Qkv r = rotated_section(step, qkv_TC, kv, section_TC);
     const Tensor do_TC = step.alloc({T, heads.count * d_}, dtype_);
     {
       StackScope product(step.stack);
@@ -110,7 +112,8 @@ void Gqa::attend_section_bwd(Step& step, Tensor dqkv_TC, const Qkv& dr, const He
     context_parallel_->backward(
         step, {.grads = dr, .do_THd = do_TC.view(rows), .o_THd = o_TC.view(rows), .lse_TH = lse_TH, .in = r});
   }
-  const Tensor section_TC = section_of(step, qkv_TC, kv), dsection_TC = step.alloc(section_TC.shape, dtype_);
+  if (section_TC.empty()) section_TC = section_of(step, qkv_TC, kv);
+  const Tensor dsection_TC = step.alloc(section_TC.shape, dtype_);
   rotate_bwd(step, dsection_TC, dr, section_TC);
   for_each_part(kv, [&](int64_t to, int64_t from, int64_t count) {
     copy_columns(step.stream,
