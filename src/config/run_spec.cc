@@ -1,5 +1,8 @@
 #include "config/run_spec.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +11,7 @@
 
 #include "config/hf/config.h"
 #include "config/hf/keys.h"
+#include "config/hf/rope.h"
 #include "config/longer_context.h"
 #include "config/nearest.h"
 #include "config/other_names.h"
@@ -122,6 +126,24 @@ void refuse_foreign_keys(const RunSpec& spec) {
   }
 }
 
+// Throws Error{usage} for entries of a recipe's table of RoPE that are not read. Those of a folder's config.json may be
+// for other software.
+void refuse_unknown_rope_keys(const RunSpec& spec) {
+  if (!spec.model.source) return;
+  const std::vector<std::string> known = rope_table_keys();
+  const auto where = [&](const std::string& key) { return spec.provenance.at("model." + key); };
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const json table = spec.model.source->value(key, json());
+    if (!table.is_object()) continue;
+    for (const auto& [name, entry] : table.items()) {
+      if (entry.is_object() || std::ranges::find(known, name) != known.end()) continue;
+      const std::string near = nearest_if_near(name, known);
+      MOEBIUS_FAIL(usage, "{}: model.{} has no entry {}{}; its entries are {}", where(key), key, name,
+                   near.empty() ? "" : fmt::format("; did you mean {}?", near), fmt::join(known, ", "));
+    }
+  }
+}
+
 json read_config_json(const std::string& dir) {
   const std::string path = dir + "/config.json";
   std::error_code unreadable;
@@ -151,6 +173,7 @@ void note_factor_by_lengths(RunSpec& spec, const json& config) {
 void resolve_config_model(RunSpec& spec) {
   const bool held = spec.provenance.contains("model.config");
   refuse_inline_keys(spec, held ? "model.config" : "model.hf");
+  if (!held) refuse_unknown_rope_keys(spec);
   const json changes = spec.model.source ? *spec.model.source : json::object(),
              config = held ? changes : with_longer_context(read_config_json(spec.model_hf), changes);
   spec.model = held ? read_hf_config(config, spec.provenance["model.config"] + ": model.config", ErrorKind::usage)
@@ -162,6 +185,7 @@ void resolve_inline_model(RunSpec& spec, const std::string& name) {
   MOEBIUS_CHECK(usage, spec.model.source,
                 "{}: the recipe has no model; give [model] hf = \"DIR\", or the keys of its config.json", name);
   refuse_foreign_keys(spec);
+  refuse_unknown_rope_keys(spec);
   json config = *spec.model.source;
   config.emplace("model_type", "moebius");
   spec.model = read_hf_config(config, name + " [model]", ErrorKind::usage);

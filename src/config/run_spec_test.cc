@@ -273,6 +273,23 @@ TEST(Load, ARecipeExtendsTheContextOfAModelsFolder) {
             1e6);
 }
 
+// A folder's config.json may have entries for other software, and a recipe's table may not.
+TEST(Load, UnreadEntriesOfATableOfRopeAreRefused) {
+  const ConfigFolder folder(
+      "{\"model_type\": \"qwen3_moe\", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2, \"other\": 1}}");
+  const std::string hf = "model.hf=" + folder.path();
+  EXPECT_NO_THROW(parse_run_spec(kRest, "r.toml", {hf}));
+  const auto error = [&](const std::string& set) {
+    return error_text(ErrorKind::usage, [&] { parse_run_spec(kRest, "r.toml", {hf, set}); });
+  };
+  EXPECT_THAT(error("model.rope_scaling={rope_type=\"yarn\",factor=4.0,original_max_positions_embedding=64}"),
+              HasSubstr("--set: model.rope_scaling has no entry original_max_positions_embedding; did you mean "
+                        "original_max_position_embeddings?; its entries are rope_theta, rope_type, "));
+  EXPECT_THAT(
+      error_text(ErrorKind::usage, [&] { parse({"model.rope_scaling={rope_type=\"linear\",factor=4.0,stretch=2}"}); }),
+      HasSubstr("--set: model.rope_scaling has no entry stretch; its entries are"));
+}
+
 TEST(Load, ModelOfAFolderIsHeldInTheResolvedRecipe) {
   RunSpec spec, again;
   {

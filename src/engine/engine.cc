@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include "config/check/hopper_check.h"
 #include "core/fault.h"
@@ -337,7 +338,10 @@ void Engine::forward_backward(Stream& s, const Round& round) {
   if (first) clock_.begin_passes(gpu_.get());
   const bool is_pending = std::exchange(is_pending_, false);  // nothing starts the update again if a pass throws
   const bool overlaps = sharding_->overlaps();                // otherwise the last passes are like those before them
-  graphs_.run(StepPart::passes(first, overlaps && last, batch(round.first).cp, is_pending), s, [&](Stream& on) {
+  std::vector<int64_t> cps;
+  for (int64_t m = 0; m < round.count; ++m) cps.push_back(batch(round.first + m).cp);
+  const StepPart part = StepPart::passes(first, overlaps && last, std::move(cps), is_pending);
+  graphs_.run(part, s, [&](Stream& on) {
     const auto batch = [&](int64_t m) -> const MicroBatch& { return batches_->on_device(round.first + m); };
     const auto run = [&] { sharding_->run_passes(on, passes, [&] { pipeline_->run_step(on, plan_.stack(), batch); }); };
     is_pending ? pending_->run(on, run) : run();

@@ -1,5 +1,8 @@
 #include "engine/step_graphs.h"
 
+#include <algorithm>
+#include <functional>
+
 namespace moebius {
 namespace {
 
@@ -25,10 +28,20 @@ void StepGraphs::run(const StepPart& part, Stream& s, const std::function<void(S
   of_both.pending = false;
   const int64_t launches = ++launches_[of_both];
   if (!captures() || s.trace() || launches <= kEagerLaunches) return body(s);
-  Graph& graph = graphs_[part];
-  if (!graph.launch) capture(graph, s, body);
-  graph.launch();
-  graph.capture->replayed();
+  Graph* graph = graph_of(part);
+  if (graph == nullptr) return body(s);
+  if (!graph->launch) capture(*graph, s, body);
+  graph->launch();
+  graph->capture->replayed();
+}
+
+StepGraphs::Graph* StepGraphs::graph_of(const StepPart& part) {
+  const bool is_mixed = std::ranges::adjacent_find(part.cps, std::not_equal_to()) != part.cps.end();
+  if (is_mixed && !sequences_.contains(part.cps)) {
+    if (std::ssize(sequences_) == kMaxSequences) return nullptr;
+    sequences_.insert(part.cps);
+  }
+  return &graphs_[part];
 }
 
 void StepGraphs::capture(Graph& graph, const Stream& s, const std::function<void(Stream&)>& body) {

@@ -58,14 +58,41 @@ TEST_F(StepGraphsTest, TheThirdLaunchIsCapturedAndLaterOnesReplayed) {
 }
 
 TEST_F(StepGraphsTest, EachPartHasItsOwnGraph) {
-  const StepPart parts[] = {
-      StepPart::passes(true, false), StepPart::passes(false, false),         StepPart::passes(false, true),
-      StepPart::passes(true, true),  StepPart::passes(true, true, /*cp=*/2), StepPart::update(),
-      StepPart::end_of_step()};
+  const StepPart parts[] = {StepPart::passes(true, false),
+                            StepPart::passes(false, false),
+                            StepPart::passes(false, true),
+                            StepPart::passes(true, true),
+                            StepPart::passes(true, true, /*cps=*/{2}),
+                            StepPart::update(),
+                            StepPart::end_of_step()};
   for (int i = 0; i < 2; ++i)
     for (const StepPart& part : parts) EXPECT_EQ(run(part), Lines{"body"});
   for (size_t i = 0; i < std::size(parts); ++i) EXPECT_EQ(run(parts[i])[2], "launch " + std::to_string(i));
   for (size_t i = 0; i < std::size(parts); ++i) EXPECT_EQ(run(parts[i])[0], "launch " + std::to_string(i));
+}
+
+// The passes of a pipeline are those of all micro-batches of a step.
+TEST_F(StepGraphsTest, EachSequenceOfCpHasItsOwnGraph) {
+  const StepPart parts[] = {StepPart::passes(true, true, {1, 1, 2}), StepPart::passes(true, true, {1, 2, 2}),
+                            StepPart::passes(true, true, {2, 2, 2}), StepPart::passes(true, true, {2, 2})};
+  for (int i = 0; i < 2; ++i)
+    for (const StepPart& part : parts) EXPECT_EQ(run(part), Lines{"body"});
+  for (size_t i = 0; i < std::size(parts); ++i) EXPECT_EQ(run(parts[i])[2], "launch " + std::to_string(i));
+  for (size_t i = 0; i < std::size(parts); ++i) EXPECT_EQ(run(parts[i])[0], "launch " + std::to_string(i));
+}
+
+// Micro-batches of one cp do not count, since there are few values of cp.
+TEST_F(StepGraphsTest, SequencesOfCpBeyondTheLimitStayEager) {
+  const auto mixed = [](int64_t i, bool pending = false) { return StepPart::passes(true, true, {1, i + 2}, pending); };
+  for (int64_t i = 0; i < StepGraphs::kMaxSequences; ++i) {
+    for (int launch = 0; launch < 3; ++launch) run(mixed(i));
+  }
+  const StepPart more = mixed(StepGraphs::kMaxSequences), same = StepPart::passes(true, true, {4, 4});
+  for (int launch = 0; launch < 5; ++launch) EXPECT_EQ(run(more), Lines{"body"});
+  for (int launch = 0; launch < 2; ++launch) run(same);
+  EXPECT_EQ(run(same)[0], "capture");
+  EXPECT_EQ(run(mixed(0, /*pending=*/true))[0], "capture") << "its sequence is known";
+  EXPECT_EQ(run(mixed(1))[0], "launch 1");
 }
 
 // A traced launch counts, so that ranks that trace capture in the same step as ranks that do not.

@@ -249,7 +249,7 @@ TEST_P(BackwardPasses, SeparatePassesGiveTheBitsOfOnePass) {
 
 // In chunks too, where long sequences recompute the projections of attention twice.
 TEST(BackwardPassesOfChunks, RecomputeChangesNoBit) {
-  for (const ModelSpec& model : {dense_model(), moe_model(), latent_model(0), latent_model(3)}) {
+  for (const ModelSpec& model : {dense_model(), moe_model(), gpt_oss_model(), latent_model(0), latent_model(3)}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const Rig::Results want = results_of({.name = "", .model = model, .dtype = dtype, .chunk = 2});
       RecomputeSpec up;
@@ -263,7 +263,7 @@ TEST(BackwardPassesOfChunks, RecomputeChangesNoBit) {
 
 // The losses are those of one computation, and so are gradients but for the order of their sums.
 TEST(BackwardPassesOfChunks, EqualOneComputation) {
-  for (const ModelSpec& model : {dense_model(), moe_model(), latent_model(0), latent_model(3)}) {
+  for (const ModelSpec& model : {dense_model(), moe_model(), gpt_oss_model(), latent_model(0), latent_model(3)}) {
     const Rig::Results whole = results_of({.name = "", .model = model});
     for (const int64_t chunk : {1, 2, 4}) {
       const Rig::Results got = results_of({.name = "", .model = model, .recompute = {.layer = true}, .chunk = chunk});

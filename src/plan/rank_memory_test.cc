@@ -230,6 +230,28 @@ TEST(RankMemories, LongSequenceStackHoldsNoAttentionInputDuringItsBackward) {
   EXPECT_LT(static_cast<double>(memory.of(Life::stack)) / (1 << 30), 4.6);
 }
 
+// Sections of heads hold a quarter of q, k, v and o, of their gradients and of the gradient of o. For all heads these
+// stacks would be 4.53, 9.06, 9.50 and 11.53 GiB, and with cp 5.64 and 10.12 GiB.
+TEST(RankMemories, LongSequenceStackHoldsASectionOfHeads) {
+  const auto stack_of = [](const std::vector<std::string>& set, int ranks = 1) {
+    const EngineSpec spec = planned_engine_spec(load_run_spec(kRecipes + "bench_qwen3_30b_a3b_256k.toml", set), ranks);
+    PartLibrary library;
+    LayoutParts parts(library, spec);
+    const RankMemory memory = rank_memory(parts, stages_of(spec), pipeline_use(spec.pipeline, 1, 0), 0);
+    return static_cast<double>(memory.of(Life::stack)) / (1 << 30);
+  };
+  EXPECT_LT(stack_of({"train.seq_len=131072", "memory.recompute=[\"norm\"]"}), 3.75);
+  EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"expert_up\"]"}), 6.8);
+  EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"qkv\", \"expert_up\"]"}), 8.3);
+  EXPECT_LT(stack_of({"memory.recompute=[\"layer\"]"}), 10.4);
+  for (const char* comm : {"allgather", "ring"}) {
+    EXPECT_LT(stack_of({"memory.recompute=[\"norm\", \"expert_up\"]", "parallel.cp=2",
+                        fmt::format("parallel.cp_comm={}", comm)},
+                       2),
+              4.5);
+  }
+}
+
 // Recomputed projections are on the stack only where they are read. If they were held, the stacks would be 7.66, 6.28 and
 // 14.59 GiB, and 55.19 GiB with latent attention.
 TEST(RankMemories, LongSequenceStackHoldsNoProjectionWhileOtherOpsRun) {

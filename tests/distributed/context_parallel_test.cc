@@ -92,11 +92,14 @@ LayerPasses passes_of(Transport& transport, const ContextCase& c, const ModelSpe
 
 void expect_case(Transport& transport, const ContextCase& c) {
   const ModelSpec model = model_of(c);
-  const LayerPasses passes = passes_of<Gqa>(transport, c, model, [&](const LayerContext& context) {
-    return Gqa(context, "attention", model.sliding_window);
-  });
   const int64_t T = kBatch * kSeq / c.cp, q = T * kHeads / c.tp * kWidth * 4;
-  expect_sent(passes, c, {q, q, 2 * T * kKvHeads / c.tp * kWidth * 4, c.documents ? 4 * T : 0}, false);
+  for (const int64_t chunk : {0, 3}) {  // with 3 rows, sequences are long and computed in sections of heads
+    const LayerPasses passes = passes_of<Gqa>(transport, c, model, [&](LayerContext context) {
+      context.expert_chunk = chunk;
+      return Gqa(context, "attention", model.sliding_window);
+    });
+    expect_sent(passes, c, {q, q, 2 * T * kKvHeads / c.tp * kWidth * 4, c.documents ? 4 * T : 0}, false);
+  }
 }
 
 // Ranks exchange R + r numbers of each token, whatever the heads: 8 of them would be 64.

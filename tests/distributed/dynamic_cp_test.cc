@@ -16,7 +16,7 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kSeq = 16, kVocab = 11, kSteps = 3;
+constexpr int64_t kSeq = 16, kVocab = 11, kSteps = 3, kPipelineSteps = 12;
 
 // Documents of 1 to 16 tokens, of which most are short.
 std::string write_documents(const TestDir& dir) {
@@ -87,7 +87,7 @@ struct Trained {
   std::string links;  // Engine::links_text
 };
 
-Trained train(Transport& world, const RunSpec& run) {
+Trained train(Transport& world, const RunSpec& run, int64_t steps) {
   const MeshShape mesh = mesh_shape(run.parallel, world.size());
   EngineSpec spec = training_engine_spec(run, mesh);
   if (world.size() > 1) spec.world = &world;
@@ -97,7 +97,7 @@ Trained train(Transport& world, const RunSpec& run) {
   const RankPlace at = engine.mesh().place();
   Watched source(run, {.dp_rank = at.dp, .dp = mesh.dp, .cp_rank = at.cp, .cp = mesh.cp});
   Trained trained;
-  for (int64_t step = 1; step <= kSteps; ++step) {
+  for (int64_t step = 1; step <= steps; ++step) {
     engine.step(source, step, 0.1);
     const StepReport report = read_step(engine, 1);
     engine.end_of_step();
@@ -110,10 +110,10 @@ Trained train(Transport& world, const RunSpec& run) {
   return trained;
 }
 
-Trained train_on(int ranks, const RunSpec& run) {
+Trained train_on(int ranks, const RunSpec& run, int64_t steps = kSteps) {
   Trained trained;
   run_threads(ranks, test_world(), [&](Transport& world) {
-    Trained mine = train(world, run);
+    Trained mine = train(world, run, steps);
     if (world.rank() == 0) trained = std::move(mine);
   });
   return trained;
@@ -143,6 +143,18 @@ int64_t max_passes_of_a_graph(const Trained& trained) {
   }
   int64_t most = 0;
   for (const auto& [cp, count] : passes) most = std::max(most, count);
+  return most;
+}
+
+// Returns how many steps have the sequence of cp that most steps have, of those with several values of cp.
+int64_t max_steps_of_a_sequence(const Trained& trained, int64_t steps) {
+  std::map<std::vector<int64_t>, int64_t> counts;
+  const int64_t of_step = std::ssize(trained.cps) / steps;
+  int64_t most = 0;
+  for (auto at = trained.cps.begin(); at != trained.cps.end(); at += of_step) {
+    const std::vector<int64_t> sequence(at, at + of_step);
+    if (sequence.front() != sequence.back()) most = std::max(most, ++counts[sequence]);
+  }
   return most;
 }
 
@@ -213,7 +225,7 @@ TEST_F(DynamicCp, WorksWithEveryOtherAxis) {
 TEST_F(DynamicCp, DpRanksUseTheSameDegreeInAMicroBatch) {
   const RunSpec spec = run({.cp = 2, .dynamic_cp = true});
   std::vector<std::vector<int64_t>> cps(4);
-  run_threads(4, test_world(), [&](Transport& world) { cps[world.rank()] = train(world, spec).cps; });
+  run_threads(4, test_world(), [&](Transport& world) { cps[world.rank()] = train(world, spec, kSteps).cps; });
   EXPECT_EQ(distinct(cps[0]), (std::set<int64_t>{1, 2}));
   for (const std::vector<int64_t>& other : cps) EXPECT_EQ(other, cps[0]);
 }
@@ -224,6 +236,29 @@ TEST_F(DynamicCp, OnGpusHasTheLossesOfOneRank) {
   if (!why.empty()) GTEST_SKIP() << why;
   const Trained one = train_on(1, run({}));
   for (const ParallelSpec& parallel : kGpuLayouts) expect_captured_and_eager(run(parallel), one, kTolerance);
+}
+
+// A graph of a pipeline has all micro-batches of a step, so each sequence of their cp has its own.
+TEST_F(DynamicCp, OnGpusAPipelineHasTheBitsOfEagerSteps) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  const Trained one = train_on(1, run({}));
+  RunSpec on_gpus = run({.cp = 2, .pp = 2, .cp_comm = CpComm::ring, .dynamic_cp = true});
+  on_gpus.device = DeviceKind::cuda;
+  on_gpus.graph = false;
+  const Trained eager = train_on(4, on_gpus, kPipelineSteps);
+  expect_same(eager, one);
+  on_gpus.graph = true;
+  const Trained captured = train_on(4, on_gpus, kPipelineSteps);
+  EXPECT_EQ(captured.losses, eager.losses);
+  const bool captures = Accelerator::count() >= 4;
+  EXPECT_THAT(captured.links, ::testing::EndsWith(captures ? "steps are CUDA graphs" : "steps are eager"));
+}
+
+// Otherwise the test above captures nothing.
+TEST_F(DynamicCp, SequencesOfCpComeBackInAPipeline) {
+  const RunSpec pipeline = run({.cp = 2, .pp = 2, .cp_comm = CpComm::ring, .dynamic_cp = true});
+  EXPECT_GT(max_steps_of_a_sequence(train_on(4, pipeline, kPipelineSteps), kPipelineSteps), 3) << "two are eager";
 }
 
 // In bf16, with widths that tensor cores take. A logit of this model is about 1, of which bf16 keeps 2^-9.

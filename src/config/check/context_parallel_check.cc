@@ -115,9 +115,6 @@ void check_dynamic(const RunSpec& s) {
       "keeps documents whole on some ranks of cp; set data.separate_documents and data.pack_documents, or remove it");
   refuse(!p.is_hierarchical(), "has no two levels; choose another parallel.cp_comm");
   refuse(s.lora.dropout == 0, "cannot draw lora.dropout as one rank does; set lora.dropout = 0, or remove it");
-  refuse(s.device == DeviceKind::cpu || p.pp == 1 || !s.graph,
-         "needs a CUDA graph for each cp, and one graph of a pipeline has micro-batches of several; set run.graph = "
-         "false or parallel.pp = 1, or remove dynamic_cp");
 }
 
 }  // namespace

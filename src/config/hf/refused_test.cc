@@ -52,6 +52,8 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "rope_scaling.high_freq_factor must be given for RoPE of type \"llama3\""},
       {{{"rope_scaling", {{"type", "llama3"}, {"factor", 4}, {"low_freq_factor", 4}, {"high_freq_factor", 4}}}},
        "rope_scaling.high_freq_factor must be above low_freq_factor = 4; got 4"},
+      {{{"rope_scaling", {{"type", "yarn"}, {"factor", 4}, {"beta_fast", 1}, {"beta_slow", 32}}}},
+       "rope_scaling.beta_fast must be above beta_slow = 32; got 1"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 0}}}},
        "rope_scaling.factor must be a finite number above 0; got 0"},
       {{{"rope_scaling", {{"type", "yarn"}, {"truncate", 1}}}}, "rope_scaling.truncate must be true or false; got 1"},

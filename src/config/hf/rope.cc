@@ -114,6 +114,7 @@ RopeScaling read_scaling(const HfReader& r, const RopeTableReader& t, const Mode
   if (s.type == RopeType::yarn) {
     s.beta_fast = t.number("beta_fast", s.beta_fast, positive);
     s.beta_slow = t.number("beta_slow", s.beta_slow, positive);
+    t.require_order("beta_slow", s.beta_slow, "beta_fast", s.beta_fast);
     s.truncate = t.flag("truncate", s.truncate);
     s.attention_factor = t.number("attention_factor", 0, positive);
     s.mscale = t.number("mscale", 0, any);
@@ -172,6 +173,23 @@ void read_rope(const HfReader& r, ModelSpec& m) {
   m = by_v4;
 }
 
+std::vector<std::string> rope_table_keys() {
+  return {"rope_theta",
+          "rope_type",
+          "type",
+          "factor",
+          "original_max_position_embeddings",
+          "low_freq_factor",
+          "high_freq_factor",
+          "beta_fast",
+          "beta_slow",
+          "truncate",
+          "attention_factor",
+          "mscale",
+          "mscale_all_dim",
+          "partial_rotary_factor"};
+}
+
 json rope_scaling_value(const ModelSpec& m) {
   // The class of gpt_oss takes a missing table for YaRN.
   const bool writes_default = m.family == "gpt_oss";
@@ -180,11 +198,7 @@ json rope_scaling_value(const ModelSpec& m) {
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     if (m.source && m.source->contains(key) && m.source->at(key).is_object()) table.update(m.source->at(key));
   }
-  for (const char* known : {"rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings",
-                            "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate",
-                            "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor"}) {
-    table.erase(known);
-  }
+  for (const std::string& known : rope_table_keys()) table.erase(known);
   table.update(known_values(m.rope_scaling));
   for (const RopeName& each : kTypes) {
     if (each.type == m.rope_scaling.type) table["rope_type"] = each.name;

@@ -2,6 +2,9 @@
 // rope_theta and original_max_position_embeddings inside or outside of it.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "config/hf/reader.h"
 #include "config/model_spec.h"
 
@@ -11,6 +14,9 @@ namespace moebius {
 // max_position_embeddings already. Two places that contradict each other are an error, though
 // transformers prefers rope_scaling to rope_parameters, and a theta in the table.
 void read_rope(const HfReader& r, ModelSpec& m);
+
+// Returns the names of the entries of such a table that Moebius reads, for all types.
+std::vector<std::string> rope_table_keys();
 
 // Returns the value of rope_scaling in v4 spelling; null for plain frequencies. Entries that Moebius does
 // not know are copied from the table in the model's source.

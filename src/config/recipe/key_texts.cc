@@ -284,9 +284,9 @@ std::vector<KeyText> parallel_texts() {
        "machine."},
       {"parallel.dynamic_cp",
        "Each micro-batch chooses how many neighbouring ranks of cp share its sequences, a power of two. Documents "
-       "stay whole, so short ones are not exchanged. The loss is the same. It needs a `cp` that is a power of two, "
-       "`data.separate_documents` and `data.pack_documents`; with pipeline stages on GPUs it needs `run.graph = "
-       "false` too. `cp_comm = \"hierarchical\"` and `lora.dropout` are refused with it."},
+       "stay whole, so short ones are not exchanged. The samples of a step are sorted by that number, which changes the "
+       "loss only where it depends on the samples of a micro-batch, as with `moe.balance = \"aux\"`. It needs a `cp` "
+       "that is a power of two, `data.separate_documents` and `data.pack_documents`. `cp_comm = \"hierarchical\"` and `lora.dropout` are refused with it."},
       {"parallel.pp", "Pipeline parallelism: ranks that split the layers of the model into stages."},
       {"parallel.vpp", "Virtual pipeline stages of each rank (interleaved 1F1B)."},
       {"parallel.ep", "Expert parallelism: ranks that the experts of a layer are spread over."},

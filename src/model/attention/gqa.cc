@@ -60,6 +60,8 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
                                                .max_logits = max_logits_of(c, qkv_.param(), prefix)})),
       qk_norm_(c.model.qk_norm),
       rope_table_Pd_(c.rope_table_Pd) {
+  section_G_ = kv_heads_of_section(c);
+  has_forward_sections_ = section_G_ < G_ && (c.mesh.shape().cp > 1 || is_long_sequence(c, 2));
   if (c.model.qkv_bias) qkv_bias_.emplace(c.params, qkv_bias_spec(c, prefix));
   if (c.model.o_bias) o_bias_.emplace(c.params, o_bias_spec(c, prefix));
   if (c.model.attention_sinks) sinks_ = &c.params.declare(sinks_spec(c, prefix));
@@ -80,9 +82,9 @@ void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   if (o_bias_) saved.dy_tD.declare(plan, prefix + ".own_dy", {T_ / tp_, D}, dtype_);
 }
 
-Qkv Gqa::alloc_qkv(Step& step, int64_t T) const {
-  return {step.alloc({T, H_, d_}, dtype_), step.alloc({T, G_, d_}, dtype_), step.alloc({T, G_, d_}, dtype_),
-          sinks_ ? sinks_->w : Tensor{}};
+Qkv Gqa::alloc_qkv(Step& step, int64_t T, int64_t kv_heads) const {
+  return {step.alloc({T, heads_of(kv_heads), d_}, dtype_), step.alloc({T, kv_heads, d_}, dtype_),
+          step.alloc({T, kv_heads, d_}, dtype_), sinks_ ? sinks_->w : Tensor{}};
 }
 
 Qkv Gqa::qkv_in(Step& step, Tensor buffer_TC) const {
@@ -131,6 +133,7 @@ void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
 }
 
 void Gqa::attend(Step& step, Saved& saved, int64_t T) const {
+  if (has_forward_sections_) return attend_in_sections(step, saved, T);
   StackScope scope(step.stack);
   Qkv r = alloc_qkv(step, T);
   r.doc_start_T = step.batch.attention_starts(T);
@@ -181,6 +184,7 @@ Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
 }
 
 void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T, const Attention::Input& x) const {
+  if (section_G_ < G_) return attend_bwd_in_sections(step, saved, T, x);
   StackScope scope(step.stack);
   Qkv r = qkv_in(step, saved.dqkv_TC);  // dqkv is written after r has been read
   r.doc_start_T = step.batch.attention_starts(T);

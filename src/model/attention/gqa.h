@@ -45,7 +45,10 @@ class Gqa {
   static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
-  Qkv alloc_qkv(Step& step, int64_t tokens) const;  // with the sinks
+  int64_t heads_of(int64_t kv_heads) const { return H_ / G_ * kv_heads; }
+  // Returns q, k and v of so many kv heads, with the sinks of all heads.
+  Qkv alloc_qkv(Step& step, int64_t tokens, int64_t kv_heads) const;
+  Qkv alloc_qkv(Step& step, int64_t tokens) const { return alloc_qkv(step, tokens, G_); }
   // Returns q, k and v in the memory of a tensor like the projection's output, or on the stack if the parts of that
   // tensor would not be aligned.
   Qkv qkv_in(Step& step, Tensor buffer_TC) const;
@@ -59,6 +62,22 @@ class Gqa {
   // Recomputes qkv on the step stack if it is neither kept nor held since recompute().
   void project_again(Step& step, const Attention::Input& x, Saved& saved) const;
   void attend_bwd(Step& step, Saved& saved, int64_t tokens, const Attention::Input& x) const;  // dqkv from dy
+  // The same for sections of a few kv heads and their query heads, one after another, so that most tensors are those of
+  // a section. Returns the kv heads of a section: all heads if there is one.
+  int64_t kv_heads_of_section(const LayerContext& c) const;
+  void attend_in_sections(Step& step, Saved& saved, int64_t tokens) const;
+  void attend_bwd_in_sections(Step& step, Saved& saved, int64_t tokens, const Attention::Input& x) const;
+  // Writes dqkv_TC of one section: its columns of q, k and v alone, from those of qkv_TC.
+  void attend_section_bwd(Step& step, Tensor dqkv_TC, const Qkv& dr, const HeadRange& kv, Tensor qkv_TC,
+                          const Saved& saved) const;
+  // Returns the columns of q, k and v of these kv heads, on the step stack.
+  Tensor section_of(Step& step, Tensor qkv_TC, const HeadRange& kv) const;
+  // Returns the columns of these heads, each so wide, on the step stack.
+  Tensor columns_of(Step& step, Tensor x_TA, const HeadRange& heads, int64_t width) const;
+  // Returns q, k and v of the section after RoPE, with its sinks. section_TC: what section_of() returned, or empty.
+  Qkv rotated_section(Step& step, Tensor qkv_TC, const HeadRange& kv, Tensor section_TC = {}) const;
+  template <class F>
+  void for_each_part(const HeadRange& kv, F&& fn) const;  // fn(first column of all, first of the section, columns)
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
   Tensor normed(Step& step, Tensor qkv_TC) const;  // the norm over all heads, on the step stack; else qkv itself
   void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;
@@ -67,6 +86,9 @@ class Gqa {
 
   int64_t tp_, T_, H_, G_, d_, window_;  // T: of a micro-batch on all tp ranks; H, G: of this rank
   bool is_long_;                         // model/layers/row_chunks.h
+  int64_t section_G_ = 0;                // kv heads of a section
+  // Forward has sections too, on sequences of twice that length and with cp. Otherwise its tensors are not the peak.
+  bool has_forward_sections_ = false;
   float scale_, eps_, clip_;
   DType dtype_;
   GpuKernels kernels_;

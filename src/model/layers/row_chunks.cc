@@ -24,9 +24,9 @@ MicroBatch later_part(const MicroBatch& batch) {
   return later;
 }
 
-bool is_long_sequence(const LayerContext& c) {
+bool is_long_sequence(const LayerContext& c, int64_t times) {
   constexpr int64_t kLong = 65536;
-  return c.shape.seq > (c.expert_chunk > 0 ? c.expert_chunk : kLong);
+  return c.shape.seq > times * (c.expert_chunk > 0 ? c.expert_chunk : kLong);
 }
 
 }  // namespace moebius

@@ -18,6 +18,7 @@ MicroBatch later_part(const MicroBatch& batch);
 // Returns whether a sequence has so many tokens on the rank, more than 65536, that its attention takes much longer than
 // the projections of queries, keys and values. Layers of attention then compute these projections once more instead of
 // holding their results while other ops run.
-bool is_long_sequence(const LayerContext& c);
+// times: the sequence has more than this many times 65536 tokens.
+bool is_long_sequence(const LayerContext& c, int64_t times = 1);
 
 }  // namespace moebius

@@ -49,7 +49,7 @@ const Planned kPlanned[] = {
      113529323520,
      1526.04599},
     {"gpt_oss", "bench_gpt_oss_20b_8layers.toml", {}, 1, false, 120143740928, 2444.49605},
-    {"long", "bench_qwen3_30b_a3b_128k.toml", {}, 1, false, 47552921600, 2760.14734},
+    {"long", "bench_qwen3_30b_a3b_128k.toml", {}, 1, false, 47401926656, 2767.8309},
     {"latent", "deepseek_v3_256_gpus.toml", {}, 256, false, 143493431296, 202828.289},
     {"adapters", "lora_qwen3_30b_a3b.toml", {}, 1, false, 78804680704, 3062.40334},
     {"context_parallel",
