@@ -75,7 +75,7 @@ void check_same_recipe(Control& control, const RunSpec& run) {
   check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});
 }
 
-// A step may take minutes, and the run ends after it. In a terminal the line may begin behind a progress line.
+// A step may take minutes, and the run ends after it. In a terminal a progress line may have no line break yet.
 const char* signal_notice(const Log& log) {
   if (log.is_quiet()) return nullptr;
   constexpr const char* kNotice =
