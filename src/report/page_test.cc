@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "report/plot/heat_map.h"
 #include "report/plot/line_plot.h"
 #include "report/run_folder.h"
@@ -181,6 +183,22 @@ TEST_F(Page, AxesOfExtremeRangesAreBounded) {
     lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":{}}}\n", step, step == 5 ? "1e290" : "1e-20");
   write_run(dir_.path("run"), 0, lines);
   EXPECT_TRUE(has(page({"run"}), "loss"));
+}
+
+// A double cannot tell the largest integers apart, so that an axis of one such step would have no length.
+TEST_F(Page, ExtremeStepsHaveAPlace) {
+  for (const char* steps : {"9223372036854775807", "1125899906842624", "1,1125899906842624,9223372036854775807"}) {
+    std::string lines, number;
+    for (std::istringstream list(steps); std::getline(list, number, ',');)
+      lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":1}}\n", number);
+    write_run(dir_.path("run"), 0, lines);
+    write_file_atomic(dir_.path("run/events.jsonl"),
+                      "{\"kind\":\"start\",\"time\":1,\"step\":0}\n{\"kind\":\"checkpoint\",\"time\":2,\"step\":"
+                      "9223372036854775807}\n");
+    const std::string html = page({"run"});
+    for (const char* word : {"nan", "inf,", "inf ", "\"inf"})
+      EXPECT_FALSE(has(html.substr(html.find("<main")), word)) << steps << " " << word;
+  }
 }
 
 TEST_F(Page, ARunWithoutAStepHasAPage) {

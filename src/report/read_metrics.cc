@@ -13,9 +13,15 @@ namespace dom = simdjson::dom;
 static_assert(MetricsReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr double kMaxNumber = 1e290;  // of an event
+constexpr double kMaxNumber = 1e290;            // of an event
+constexpr int64_t kMaxStep = int64_t{1} << 50;  // on an axis a double still tells it from the next one
 constexpr int64_t kMaxLayers = 1024, kMaxCells = 65536, kMaxRanks = 16384;
 constexpr size_t kMaxEvents = 20000, kMaxAxes = 16, kMaxText = 2000, kMaxNumbers = 64;
+
+// Returns whether a record has a step that an axis can show.
+bool read_step(const dom::object& record, int64_t* step) {
+  return record.at_key("step").get(*step) == simdjson::SUCCESS && *step <= kMaxStep && *step >= -kMaxStep;
+}
 
 // Returns a number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
 double number_of(const dom::element& value) {
@@ -122,7 +128,7 @@ bool MetricsReader::Parser::read_metrics(std::string_view line) {
   std::string_view kind;
   int64_t step = 0;
   if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
-      record.at_key("kind").get(kind) != simdjson::SUCCESS || record.at_key("step").get(step) != simdjson::SUCCESS)
+      record.at_key("kind").get(kind) != simdjson::SUCCESS || !read_step(record, &step))
     return false;
   if (kind != "train" && kind != "eval") return true;  // a record kind of a later version
   if (!is_in_order(kind, step)) return true;
@@ -239,8 +245,7 @@ bool MetricsReader::Parser::read_event(std::string_view line) {
   std::string_view kind;
   RunEvent event;
   if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
-      record.at_key("kind").get(kind) != simdjson::SUCCESS ||
-      record.at_key("step").get(event.step) != simdjson::SUCCESS)
+      record.at_key("kind").get(kind) != simdjson::SUCCESS || !read_step(record, &event.step))
     return false;
   if (run_.events.size() == kMaxEvents) {
     ++run_.skipped_event_lines.out_of_order;
