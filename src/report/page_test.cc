@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "report/plot/heat_map.h"
@@ -199,6 +200,18 @@ TEST_F(Page, ExtremeStepsHaveAPlace) {
     for (const char* word : {"nan", "inf,", "inf ", "\"inf"})
       EXPECT_FALSE(has(html.substr(html.find("<main")), word)) << steps << " " << word;
   }
+}
+
+TEST_F(Page, MoreExpertsThanAPlotHoldsLeaveTheirLayersShown) {
+  nlohmann::json layers = nlohmann::json::array();
+  for (int layer = 0; layer < 65; ++layer)
+    layers.push_back({{"layer", layer}, {"load_max_over_mean", 1.5}, {"load", std::vector<int>(1024, 3)}});
+  write_run(dir_.path("run"), 0,
+            nlohmann::json({{"kind", "train"}, {"step", 1}, {"loss", 1.0}, {"moe", layers}}).dump() + "\n");
+  const std::string html = page({"run"});
+  EXPECT_TRUE(has(html, "plot-balance-0"));
+  EXPECT_FALSE(has(html, "plot-load-0"));
+  EXPECT_TRUE(has(html, "The load of single experts is in no plot, since layers times experts are more than 65536."));
 }
 
 TEST_F(Page, ARunWithoutAStepHasAPage) {

@@ -54,14 +54,14 @@ void add_numbers(const dom::object& object, std::map<std::string, double>& numbe
   }
 }
 
-// Appends the load of a layer's experts over their mean.
+// Appends the load of a layer's experts over their mean, and returns how many there are; -1: they are too many.
 int64_t add_load(const dom::object& layer, std::vector<double>& load) {
   dom::array array;
   if (layer.at_key("load").get(array) != simdjson::SUCCESS) return 0;
   const size_t begin = load.size();
+  if (std::ssize(load) + static_cast<int64_t>(array.size()) > kMaxCells) return -1;
   double sum = 0;
   for (const dom::element each : array) {
-    if (std::ssize(load) == kMaxCells) break;
     load.push_back(number_of(each));
     sum += load.back();
   }
@@ -178,14 +178,16 @@ void MetricsReader::Parser::read_layers(int64_t step, const dom::element& moe) {
   for (auto* column : {&load_, &balance_, &entropy_, &dropped_}) column->clear();
   std::vector<int64_t> numbers;
   int64_t experts = -1;
+  bool has_load = true;
   for (const dom::element each : layers) {
     dom::object layer;
     int64_t number = 0;
     if (each.get(layer) != simdjson::SUCCESS || layer.at_key("layer").get(number) != simdjson::SUCCESS) continue;
     if (std::ssize(numbers) == kMaxLayers) break;
     const int64_t here = add_load(layer, load_);
+    if (here < 0) has_load = false;
     if (experts < 0) experts = here;
-    if (here != experts) return;  // a row would not be the same expert in each layer
+    if (has_load && here != experts) return;  // a row would not be the same expert in each layer
     numbers.push_back(number);
     balance_.push_back(number_at(layer, "load_max_over_mean"));
     entropy_.push_back(number_at(layer, "entropy"));
@@ -193,8 +195,9 @@ void MetricsReader::Parser::read_layers(int64_t step, const dom::element& moe) {
   }
   if (numbers.empty()) return;
   data.layers = std::move(numbers);
-  data.experts = experts;
-  data.load.add(step, load_);
+  data.has_too_many_cells = !has_load;
+  data.experts = has_load ? experts : 0;
+  if (has_load) data.load.add(step, load_);
   data.balance.add(step, balance_);
   data.entropy.add(step, entropy_);
   data.dropped.add(step, dropped_);
