@@ -361,6 +361,15 @@ BLOCKS = [
     "{% macro m() %}{{ caller is defined }}{% endmacro %}{{ m() }}{% call m() %}x{% endcall %}", "{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}",
     "{% macro f(n) %}{{ n }}{% if n > 0 %},{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}",
     "{% for a, b in [[1, 2], [3, 4]] %}{{ a }}-{{ b }};{% endfor %}{% for a, b in [[1]] %}{% endfor %}", "{% for x in none %}{% endfor %}",
+    "{% macro m(a, b=2, c=3) %}{{ a }},{{ b }},{{ c }};{% endmacro %}{{ m(*[1, 5]) }}{{ m(1, *[], c=7) }}{{ m(**{'a': 4, 'c': 'x'}) }}"
+    "{{ m(*'ab', **{'c': 1}) }}{{ m(c=1, *[8]) }}{{ m(*[1], b=3, **{}) }}{{ [m, m][1](*[[1], [2, 3]][1]) }}",
+    "{% macro m() %}{{ varargs }}{{ kwargs }}{% endmacro %}{{ m(1, *range(3), x=1, **{'y': [2]}) }}{{ m(*{'k': 1}) }}{{ m(*nothing) }}",
+    "{{ dict(a=1, **{'b': 2}) }}{{ namespace(**{'x': 3}).x }}{{ ['b', 'a'] | join(*['-']) }}{{ [2, 1] | sort(**{'reverse': true}) }}"
+    "{{ 'a-b'.split(*['-', 1]) }}{{ 4 is divisibleby(*[2]) }}",
+    "{% macro m(a) %}{% endmacro %}{{ m(*[1, 2]) }}", "{% macro m(a) %}{% endmacro %}{{ m(a=1, **{'a': 2}) }}",
+    "{% macro m(a) %}{% endmacro %}{{ m(1, **{'a': 2}) }}", "{% macro m() %}{{ kwargs }}{% endmacro %}{{ m(**nothing) }}",
+    "{% macro m() %}{{ kwargs }}{% endmacro %}{{ m(**[1]) }}", "{% macro m() %}{{ kwargs }}{% endmacro %}{{ m(**{1: 2}) }}",
+    "{% macro m() %}{{ varargs }}{% endmacro %}{{ m(*1) }}", "{{ f(*[1], 2) }}", "{{ f(**{}, *[1]) }}", "{{ f(*[1], *[2]) }}", "{{ f(**{}, a=1) }}", "{{ f(**{}, **{}) }}",
     "{% for x in nothing %}{% else %}empty{% endfor %}", "{% for i in range(10) if i % 3 == 0 %}{{ i }}{{ loop.last }}{{ loop.revindex }} {% endfor %}",
     "{% for i in range(5) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
     "{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}{% set ns.a = 'x' %}{{ ns['a'] }}",

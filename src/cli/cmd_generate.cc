@@ -146,6 +146,7 @@ class Printer {
                 {"text", o_.stops.empty() ? tokenizer_.decode(texts_[i].result->tokens) : texts_[i].stream.text()},
                 {"tokens", texts_[i].result->tokens},
                 {"ended", texts_[i].result->ended}});
+    std::fflush(stdout);  // a reader gets each text when it has ended, and a signal loses none of them
   }
   void show(size_t i) {
     if (!prints_ || o_.json) return;

@@ -75,6 +75,15 @@ void check_same_recipe(Control& control, const RunSpec& run) {
   check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});
 }
 
+// A step may take minutes, and the run ends after it. In a terminal a progress line may have no line break yet.
+const char* signal_notice(const Log& log) {
+  if (log.is_quiet()) return nullptr;
+  constexpr const char* kNotice =
+      "\nsignal: the run saves and ends after its current step; a second signal ends it at once, and leaves the "
+      "newest checkpoint as it is\n";
+  return log.redraws() ? kNotice : kNotice + 1;
+}
+
 int train_rank(Transport& world, const Recipe& recipe, const std::string& launched, Cli& cli) {
   Control control(world);
   check_same_program(control, "train");
@@ -91,6 +100,7 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   if (control.is_root())
     cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "",
                  run.threads, world.size() > 1 ? " each" : "");
+  if (control.is_root()) cli.signal_notice = signal_notice(cli.log);
   TrainingRun training(run, cli.log, cli.signal, &world);
   return training.run();
 }

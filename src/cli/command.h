@@ -16,6 +16,9 @@ struct Cli {
   Command& program;
   Log& log;                        // standard error
   const std::atomic<int>& signal;  // the last SIGTERM, SIGINT or SIGUSR1, 0 if none came
+  // A line, with its line break, that the first signal writes to standard error at once; null: none. A command sets it
+  // where it may answer the signal only later.
+  std::atomic<const char*>& signal_notice;
   // The command that was asked for. It returns the exit code.
   std::function<int()> run;
 };

@@ -25,15 +25,22 @@ namespace {
 
 // Static storage, since a signal handler can use nothing else.
 std::atomic<int> received_signal{0};
+std::atomic<const char*> signal_notice{nullptr};
+static_assert(std::atomic<const char*>::is_always_lock_free);
 std::atomic<pid_t> supervisor{0};             // of this rank's process, if it has one
 std::atomic<int> times_received[2] = {0, 0};  // from others, from the supervisor
 
 // The second signal ends the program at once. A signal that a launcher sends to all processes of a
 // job arrives twice, the second time from the supervisor, and counts as the first.
 void on_signal(int signal, siginfo_t* info, void*) {
-  received_signal = signal;
+  const bool is_first = received_signal.exchange(signal) == 0;
   const bool handed_on = info->si_code <= 0 && info->si_pid != 0 && info->si_pid == supervisor;
   if (++times_received[handed_on] > 1) std::_Exit(128 + signal);
+  const char* notice = signal_notice;
+  if (!is_first || notice == nullptr) return;
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, notice, std::strlen(notice));
+  errno = error;
 }
 
 // For commands that watch received_signal. The end of their output's reader must not
@@ -149,7 +156,7 @@ int run(int argc, char** argv) {
   std::optional<Log> log;
   log.emplace(stderr, redraw, false);
   Command program(&app);
-  Cli cli{.program = program, .log = *log, .signal = received_signal};
+  Cli cli{.program = program, .log = *log, .signal = received_signal, .signal_notice = signal_notice, .run = {}};
   for (const auto add :
        {add_train, add_eval, add_generate, add_chat, add_forward, add_data, add_tokenize, add_checkpoint, add_import,
         add_export, add_upcycle, add_config, add_plan, add_bench, add_report, add_watch, add_doctor})

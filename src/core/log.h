@@ -29,6 +29,7 @@ class Log {
   // Without redraw only lines with `keep` are printed, so that a log file stays readable.
   void progress(const std::string& text, bool keep);
   bool redraws() const { return redraw_; }
+  bool is_quiet() const { return quiet_; }
 
  private:
   std::FILE* out_;

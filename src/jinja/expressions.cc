@@ -149,6 +149,18 @@ std::vector<Value> repeated(Budget& budget, const std::vector<Value>& items, int
   return result;
 }
 
+// Adds the arguments of a call that come from a dict after **.
+void add_keywords(const Value& from, Arguments* to) {
+  if (!from.is_dict()) throw TemplateError(fmt::format("expected a dict after **; got '{}' object", from.type_name()));
+  for (const auto& [key, value] : from.dict().items()) {
+    if (!key.is_text()) throw TemplateError("expected texts as the keys of a dict after **");
+    const std::string& name = key.text();
+    for (const auto& [other, unused] : to->named)
+      if (other == name) throw TemplateError(fmt::format("expected the argument {} once; got it again after **", name));
+    to->named.emplace_back(name, value);
+  }
+}
+
 }  // namespace
 
 Value Runtime::lookup(const std::string& name) {
@@ -363,6 +375,9 @@ Arguments Runtime::arguments_of(const Expr& expr, size_t first) {
   Arguments arguments;
   for (size_t i = first; i < expr.children.size(); ++i) arguments.positional.push_back(eval(*expr.children[i]));
   for (const Keyword& keyword : expr.keywords) arguments.named.emplace_back(keyword.name, eval(*keyword.value));
+  if (expr.more_items)
+    for (const Value& value : items_of(budget_, eval(*expr.more_items))) arguments.positional.push_back(value);
+  if (expr.more_keywords) add_keywords(eval(*expr.more_keywords), &arguments);
   return arguments;
 }
 

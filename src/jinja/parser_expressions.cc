@@ -340,15 +340,19 @@ void ExprParser::call_arguments(Expr* call) {
   for (bool first = true; !tokens_.is_symbol(")"); first = false) {
     if (!first) tokens_.expect_symbol(",");
     if (tokens_.is_symbol(")")) break;
-    if (tokens_.is_symbol("*") || tokens_.is_symbol("**"))
-      throw TemplateError("expected arguments one by one; got * or **, which is not supported");
-    if (tokens_.current().kind == Token::Kind::name && tokens_.peek().kind == Token::Kind::symbol &&
-        tokens_.peek().text == "=") {
+    if (call->more_keywords) tokens_.fail("the end of the arguments, after **");
+    if (tokens_.is_symbol("*") || tokens_.is_symbol("**")) {
+      ExprPtr& more = tokens_.is_symbol("*") ? call->more_items : call->more_keywords;
+      if (more) tokens_.fail("one argument with * at most");
+      tokens_.next();
+      more = expression();
+    } else if (tokens_.current().kind == Token::Kind::name && tokens_.peek().kind == Token::Kind::symbol &&
+               tokens_.peek().text == "=") {
       std::string name = tokens_.next().text;
       tokens_.next();
       call->keywords.push_back({std::move(name), expression()});
     } else {
-      if (!call->keywords.empty()) tokens_.fail("an argument with a name");
+      if (!call->keywords.empty() || call->more_items) tokens_.fail("an argument with a name");
       call->children.push_back(expression());
     }
   }
@@ -356,6 +360,8 @@ void ExprParser::call_arguments(Expr* call) {
   for (const ExprPtr& child : call->children)
     if (child) call->depth = std::max(call->depth, child->depth + 1);
   for (const Keyword& keyword : call->keywords) call->depth = std::max(call->depth, keyword.value->depth + 1);
+  for (const ExprPtr* more : {&call->more_items, &call->more_keywords})
+    if (*more) call->depth = std::max(call->depth, (*more)->depth + 1);
   if (call->depth > kMaxChain)
     throw TemplateError(fmt::format("expected at most {} operators on a value; got more", kMaxChain));
 }

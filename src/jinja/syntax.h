@@ -28,9 +28,9 @@ struct Expr {
     attribute,    // children[0].name
     item,         // children[0][children[1]]
     slice,        // children[0][children[1]:children[2]:children[3]]; a child may be null
-    call,         // children[0](children[1], ..., keywords)
-    filter,       // children[0] | name(children[1], ..., keywords); in a filter block children[0] is null
-    test,         // children[0] is name(children[1], ...)
+    call,         // children[0](children[1], ..., *more_items, keywords, **more_keywords)
+    filter,       // children[0] | name(the same); in a filter block children[0] is null
+    test,         // children[0] is name(the same)
     logical_not,  // children[0]
     logical_and,
     logical_or,
@@ -54,7 +54,8 @@ struct Expr {
   Value value = {};
   std::vector<ExprPtr> children = {};
   std::vector<Keyword> keywords = {};
-  std::vector<std::string> operators = {};  // "==", "in", "not in", ...
+  ExprPtr more_items = {}, more_keywords = {};  // of a call, filter or test: those after * and **
+  std::vector<std::string> operators = {};      // "==", "in", "not in", ...
 };
 
 // The left side of an assignment: a name, a field of a namespace, or several of these.

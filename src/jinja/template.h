@@ -2,7 +2,7 @@
 // with Jinja's sandbox, trim_blocks, lstrip_blocks, loop controls and its own tojson.
 //
 // These features are not supported, and an error gives their name and line: inheritance, include and import, {% do %},
-// the filters and methods that filters.cc and methods.cc list, arguments with * and **, and integers above 64 bits.
+// the filters and methods that filters.cc and methods.cc list, and integers above 64 bits.
 // Source: apply_chat_template of transformers, and the documentation of Jinja,
 // https://jinja.palletsprojects.com/en/stable/templates/
 #pragma once

@@ -37,6 +37,7 @@ double greatest_mean(const Grid& grid) {
 // Returns the lower end of the scale, relative to ln(experts), in steps of 5 %, so that small differences are visible.
 double min_entropy(const MoeData& moe) {
   double low = 0.99;
+  if (moe.experts < 2) return low;
   for (const GridColumn& column : moe.entropy.columns())
     for (int64_t row = 0; row < std::ssize(column.counts); ++row)
       low = std::min(low, column.counts[row] > 0 ? column.mean(row) / std::log(static_cast<double>(moe.experts)) : low);

@@ -171,6 +171,8 @@ std::string notes_card(const Runs& runs, const ShownRun& run) {
       notes.push_back(fmt::format("Step {} was not finite: {}.", failed->step, found->second));
   add_not_finite(notes, data.train, "");
   add_not_finite(notes, data.eval, "eval ");
+  if (data.moe.has_too_many_cells)
+    notes.push_back("The load of single experts is in no plot, since layers times experts are more than 65536.");
   const SkippedLines& left = data.skipped_lines;
   if (left.damaged > 0)
     notes.push_back(fmt::format("This page leaves out {} of metrics.jsonl.", counted(left.damaged, "damaged line")));

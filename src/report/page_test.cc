@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "report/plot/heat_map.h"
 #include "report/plot/line_plot.h"
 #include "report/run_folder.h"
@@ -181,6 +183,35 @@ TEST_F(Page, AxesOfExtremeRangesAreBounded) {
     lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":{}}}\n", step, step == 5 ? "1e290" : "1e-20");
   write_run(dir_.path("run"), 0, lines);
   EXPECT_TRUE(has(page({"run"}), "loss"));
+}
+
+// A double cannot tell the largest integers apart, so that an axis of one such step would have no length.
+TEST_F(Page, ExtremeStepsHaveAPlace) {
+  for (const char* steps : {"9223372036854775807", "1125899906842624", "1,1125899906842624,9223372036854775807"}) {
+    std::string lines, number;
+    for (std::istringstream list(steps); std::getline(list, number, ',');)
+      lines += fmt::format("{{\"kind\":\"train\",\"step\":{},\"loss\":1}}\n", number);
+    write_run(dir_.path("run"), 0, lines);
+    write_file_atomic(dir_.path("run/events.jsonl"),
+                      "{\"kind\":\"start\",\"time\":1,\"step\":0}\n{\"kind\":\"checkpoint\",\"time\":2,\"step\":"
+                      "9223372036854775807}\n");
+    const std::string html = page({"run"});
+    for (const char* word : {"nan", "inf,", "inf ", "\"inf"})
+      EXPECT_FALSE(has(html.substr(html.find("<main")), word)) << steps << " " << word;
+  }
+}
+
+TEST_F(Page, MoreExpertsThanAPlotHoldsLeaveTheirLayersShown) {
+  std::string load = "3", layers;
+  for (int expert = 1; expert < 1024; ++expert) load += ",3";
+  for (int layer = 0; layer < 65; ++layer)
+    layers +=
+        fmt::format("{}{{\"layer\":{},\"load_max_over_mean\":1.5,\"load\":[{}]}}", layer == 0 ? "" : ",", layer, load);
+  write_run(dir_.path("run"), 0, "{\"kind\":\"train\",\"step\":1,\"loss\":1,\"moe\":[" + layers + "]}\n");
+  const std::string html = page({"run"});
+  EXPECT_TRUE(has(html, "plot-balance-0"));
+  EXPECT_FALSE(has(html, "plot-load-0"));
+  EXPECT_TRUE(has(html, "The load of single experts is in no plot, since layers times experts are more than 65536."));
 }
 
 TEST_F(Page, ARunWithoutAStepHasAPage) {

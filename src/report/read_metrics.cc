@@ -13,9 +13,15 @@ namespace dom = simdjson::dom;
 static_assert(MetricsReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-constexpr double kMaxNumber = 1e290;  // of an event
+constexpr double kMaxNumber = 1e290;            // of an event
+constexpr int64_t kMaxStep = int64_t{1} << 50;  // on an axis a double still tells it from the next one
 constexpr int64_t kMaxLayers = 1024, kMaxCells = 65536, kMaxRanks = 16384;
 constexpr size_t kMaxEvents = 20000, kMaxAxes = 16, kMaxText = 2000, kMaxNumbers = 64;
+
+// Returns whether a record has a step that an axis can show.
+bool read_step(const dom::object& record, int64_t* step) {
+  return record.at_key("step").get(*step) == simdjson::SUCCESS && *step <= kMaxStep && *step >= -kMaxStep;
+}
 
 // Returns a number, or NaN for null and all that is no number. JsonlWriter writes null for NaN and Inf.
 double number_of(const dom::element& value) {
@@ -48,14 +54,14 @@ void add_numbers(const dom::object& object, std::map<std::string, double>& numbe
   }
 }
 
-// Appends the load of a layer's experts over their mean.
+// Appends the load of a layer's experts over their mean, and returns how many there are; -1: they are too many.
 int64_t add_load(const dom::object& layer, std::vector<double>& load) {
   dom::array array;
   if (layer.at_key("load").get(array) != simdjson::SUCCESS) return 0;
   const size_t begin = load.size();
+  if (std::ssize(load) + static_cast<int64_t>(array.size()) > kMaxCells) return -1;
   double sum = 0;
   for (const dom::element each : array) {
-    if (std::ssize(load) == kMaxCells) break;
     load.push_back(number_of(each));
     sum += load.back();
   }
@@ -122,7 +128,7 @@ bool MetricsReader::Parser::read_metrics(std::string_view line) {
   std::string_view kind;
   int64_t step = 0;
   if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
-      record.at_key("kind").get(kind) != simdjson::SUCCESS || record.at_key("step").get(step) != simdjson::SUCCESS)
+      record.at_key("kind").get(kind) != simdjson::SUCCESS || !read_step(record, &step))
     return false;
   if (kind != "train" && kind != "eval") return true;  // a record kind of a later version
   if (!is_in_order(kind, step)) return true;
@@ -172,14 +178,16 @@ void MetricsReader::Parser::read_layers(int64_t step, const dom::element& moe) {
   for (auto* column : {&load_, &balance_, &entropy_, &dropped_}) column->clear();
   std::vector<int64_t> numbers;
   int64_t experts = -1;
+  bool has_load = true;
   for (const dom::element each : layers) {
     dom::object layer;
     int64_t number = 0;
     if (each.get(layer) != simdjson::SUCCESS || layer.at_key("layer").get(number) != simdjson::SUCCESS) continue;
     if (std::ssize(numbers) == kMaxLayers) break;
     const int64_t here = add_load(layer, load_);
+    if (here < 0) has_load = false;
     if (experts < 0) experts = here;
-    if (here != experts) return;  // a row would not be the same expert in each layer
+    if (has_load && here != experts) return;  // a row would not be the same expert in each layer
     numbers.push_back(number);
     balance_.push_back(number_at(layer, "load_max_over_mean"));
     entropy_.push_back(number_at(layer, "entropy"));
@@ -187,8 +195,9 @@ void MetricsReader::Parser::read_layers(int64_t step, const dom::element& moe) {
   }
   if (numbers.empty()) return;
   data.layers = std::move(numbers);
-  data.experts = experts;
-  data.load.add(step, load_);
+  data.has_too_many_cells = !has_load;
+  data.experts = has_load ? experts : 0;
+  if (has_load) data.load.add(step, load_);
   data.balance.add(step, balance_);
   data.entropy.add(step, entropy_);
   data.dropped.add(step, dropped_);
@@ -239,8 +248,7 @@ bool MetricsReader::Parser::read_event(std::string_view line) {
   std::string_view kind;
   RunEvent event;
   if (parser_.parse(line.data(), line.size(), /*realloc_if_needed=*/false).get(record) != simdjson::SUCCESS ||
-      record.at_key("kind").get(kind) != simdjson::SUCCESS ||
-      record.at_key("step").get(event.step) != simdjson::SUCCESS)
+      record.at_key("kind").get(kind) != simdjson::SUCCESS || !read_step(record, &event.step))
     return false;
   if (run_.events.size() == kMaxEvents) {
     ++run_.skipped_event_lines.out_of_order;

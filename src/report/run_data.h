@@ -36,6 +36,7 @@ struct MoeData {
   Grid balance;  // load_max_over_mean
   Grid entropy;  // nats
   Grid dropped;  // token-expert pairs
+  bool has_too_many_cells = false;  // layers times experts; `experts` is 0 and `load` is not filled then
 };
 
 struct AxisData {

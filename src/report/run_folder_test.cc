@@ -84,11 +84,12 @@ TEST_F(ReadRun, InvalidNumbersAreSkippedAndCounted) {
       "{\"kind\":\"train\",\"step\":3,\"moe\":[{\"layer\":1,\"load\":[]},{\"layer\":2,\"load\":[1,2]}],\"ranks\":[],\"comm\":5}\n"
       "{\"kind\":\"train\",\"step\":4,\"moe\":[{\"layer\":1,\"load\":[0,0,-7,\"x\"]}],\"ranks\":{\"load_s\":[1],\"passes_s\":[1,2]}}\n"
       "{\"kind\":\"train\",\"step\":5,\"a\":" +
-          deep + "\n" + "{\"kind\":\"train\",\"step\":9223372036854775807,\"loss\":2}\n");
+          deep + "\n" + "{\"kind\":\"train\",\"step\":1125899906842624,\"loss\":2}\n" +
+          "{\"kind\":\"train\",\"step\":9223372036854775807,\"loss\":3}\n");
   const RunFolder run = folder();
-  EXPECT_EQ(run.data().skipped_lines.damaged, 3);
+  EXPECT_EQ(run.data().skipped_lines.damaged, 4);
   EXPECT_EQ(run.data().skipped_lines.out_of_order, 2);
-  EXPECT_EQ(run.data().last_step, 9223372036854775807);
+  EXPECT_EQ(run.data().last_step, int64_t{1} << 50);
   EXPECT_EQ(run.data().train.find("loss")->last(), 2);
 }
 

@@ -4,11 +4,10 @@
 #include <httplib.h>
 
 #include <chrono>
-#include <mutex>
-#include <thread>
+#include <optional>
+#include <string_view>
+#include <utility>
 
-#include "core/error.h"
-#include "io/files.h"
 #include "report/page.h"
 #include "report/sinks.h"
 
@@ -31,7 +30,7 @@ bool is_own_host(std::string_view host) {
   return name == "127.0.0.1" || name == "localhost" || name == "[::1]";
 }
 
-// The state of the run that requests see, one at a time.
+// The state of the run that requests see. One thread uses it.
 class WatchedRun {
  public:
   explicit WatchedRun(const std::string& path) : folder_(path) { folder_.poll(); }
@@ -39,7 +38,6 @@ class WatchedRun {
   // Calls answer(run, version) with the newest state.
   template <class Answer>
   void with_newest(Answer&& answer) {
-    const std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
     if (now - looked_ > kPollInterval) {
       looked_ = now;
@@ -52,10 +50,45 @@ class WatchedRun {
   }
 
  private:
-  std::mutex mutex_;
   RunFolder folder_;
   std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
   int64_t changes_ = 0;
+};
+
+// Parses requests and finds their handlers; it has no socket of its own.
+class RequestHandler : public httplib::Server {
+ public:
+  std::string answer_to(const std::string& request) {
+    BytesStream stream(request);
+    bool closed = false;
+    process_request(stream, /*close_connection=*/true, closed, nullptr);
+    return stream.take_answer();
+  }
+
+ private:
+  class BytesStream : public httplib::Stream {
+   public:
+    explicit BytesStream(const std::string& request) : left_(request) {}
+    std::string take_answer() { return std::move(answer_); }
+    bool is_readable() const override { return true; }
+    bool is_writable() const override { return true; }
+    ssize_t read(char* to, size_t size) override {
+      const size_t count = left_.copy(to, size);
+      left_.remove_prefix(count);
+      return static_cast<ssize_t>(count);
+    }
+    ssize_t write(const char* from, size_t size) override {
+      answer_.append(from, size);
+      return static_cast<ssize_t>(size);
+    }
+    void get_remote_ip_and_port(std::string&, int&) const override {}
+    void get_local_ip_and_port(std::string&, int&) const override {}
+    socket_t socket() const override { return INVALID_SOCKET; }
+
+   private:
+    std::string_view left_;
+    std::string answer_;
+  };
 };
 
 }  // namespace
@@ -63,52 +96,24 @@ class WatchedRun {
 class WatchServer::Impl {
  public:
   Impl(const std::string& path, const WatchOptions& options) : run_(path), has_metrics_(options.metrics) {
-    // A peer that sends nothing more keeps a thread for a second, so many of them delay a browser only by seconds.
-    server_.new_task_queue = [] { return new httplib::ThreadPool(64); };
-    server_.set_payload_max_length(1024);
-    server_.set_read_timeout(1);
-    server_.set_write_timeout(5);
-    server_.set_keep_alive_timeout(1);
-    // Without the library's SO_REUSEPORT, with which two servers would share a port.
-    server_.set_socket_options([this](socket_t socket) {
-      const int yes = 1;
-      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-      listener_ = socket;
-    });
-    server_.set_pre_routing_handler([this](const auto& request, auto& answer) { return admit(request, answer); });
+    requests_.set_payload_max_length(1024);
+    requests_.set_pre_routing_handler([this](const auto& request, auto& answer) { return admit(request, answer); });
     // The answer to an error repeats no text of the request.
-    server_.set_exception_handler([](const auto&, auto& answer, std::exception_ptr) {
+    requests_.set_exception_handler([](const auto&, auto& answer, std::exception_ptr) {
       answer.status = 500;
       answer.set_content("the run's folder could not be read\n", "text/plain");
     });
-    server_.Get("/", [this](const auto&, auto& answer) { send_page(answer); });
-    server_.Get("/data", [this](const auto& request, auto& answer) { send_data(request, answer); });
-    server_.Get("/metrics", [this](const auto&, auto& answer) { send_metrics(answer); });
-    listen_on(options.port);
+    requests_.Get("/", [this](const auto&, auto& answer) { send_page(answer); });
+    requests_.Get("/data", [this](const auto& request, auto& answer) { send_data(request, answer); });
+    requests_.Get("/metrics", [this](const auto&, auto& answer) { send_metrics(answer); });
+    connections_.emplace(
+        options.port, [this](const std::string& request) { return requests_.answer_to(request); }, options.limits);
   }
-  ~Impl() {
-    server_.stop();
-    if (thread_.joinable()) thread_.join();
-  }
-  int port() const { return port_; }
+  int port() const { return connections_->port(); }
 
  private:
   using Request = httplib::Request;
   using Response = httplib::Response;
-
-  void listen_on(int port) {
-    errno = 0;
-    port_ = port == 0 ? server_.bind_to_any_port("127.0.0.1") : server_.bind_to_port("127.0.0.1", port) ? port : -1;
-    MOEBIUS_CHECK(io, port_ > 0,
-                  "watch: port {} of 127.0.0.1 cannot be had: {}; give another --port, or --port 0 for a free one",
-                  port, errno_text(errno != 0 ? errno : EADDRINUSE));
-    // The library's queue has room for 5 connections. A browser that finds it full tries again only after a second.
-    // Where this call fails, the short queue remains.
-    ::listen(listener_, SOMAXCONN);
-    thread_ = std::thread([this] { server_.listen_after_bind(); });
-    // The library's stop() does nothing before it listens, and the thread would then never end.
-    while (!server_.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
 
   httplib::Server::HandlerResponse admit(const Request& request, Response& answer) const {
     answer.set_header("X-Content-Type-Options", "nosniff");
@@ -155,10 +160,8 @@ class WatchServer::Impl {
 
   WatchedRun run_;
   bool has_metrics_;
-  httplib::Server server_;
-  socket_t listener_ = INVALID_SOCKET;  // the server's; it closes it
-  std::thread thread_;
-  int port_ = 0;
+  RequestHandler requests_;
+  std::optional<HttpConnections> connections_;  // its thread uses all of the above
 };
 
 WatchServer::WatchServer(const std::string& run, const WatchOptions& options)

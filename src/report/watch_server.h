@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "report/http_connections.h"
 #include "report/run_folder.h"
 
 namespace moebius {
@@ -11,6 +12,7 @@ namespace moebius {
 struct WatchOptions {
   int port = 0;          // 0: a free one
   bool metrics = false;  // whether /metrics is served
+  HttpConnections::Limits limits{};
 };
 
 // It serves GET and HEAD of three paths: / is the page, /data is the part of it that changes, and /metrics has the
@@ -21,7 +23,7 @@ class WatchServer {
  public:
   // Throws Error{input} if the path is not the folder of a run, and Error{io} if the port is in use or refused.
   WatchServer(const std::string& run, const WatchOptions& options);
-  ~WatchServer();  // ends the threads
+  ~WatchServer();  // ends the thread
 
   int port() const;
   std::string address() const;  // "http://127.0.0.1:7007/"

@@ -265,6 +265,22 @@ TEST_F(Chats, PromptFileEqualsSinglePrompts) {
   expect_refused(generate({"--prompt", "a", "--repetition-penalty", "0"}), 2, "repetition-penalty must be above 0");
 }
 
+// A text is in the output as soon as it has ended, while the texts after it are generated.
+TEST_F(Chats, EachObjectIsPrintedWhenItsTextHasEnded) {
+  std::string file;
+  for (int i = 0; i < 4000; ++i) file += "a day\n";
+  write_file_atomic(dir_.path("prompts.txt"), file);
+  const std::string command =
+      "cd " + quoted(dir_.path()) + "; " + quoted(built_program("moebius")) + " generate " + kModelFolder +
+      " --prompts prompts.txt --batch 1 --max-tokens 40 --json > texts 2> err & p=$!; for i in $(seq 3000); do [ -s "
+      "texts ] && break; sleep 0.01; done; kill -STOP $p; wc -l < texts > lines; tail -c 1 texts | od -An -c > last; "
+      "kill -KILL $p";
+  std::system(("bash -c " + moebius::quoted(command)).c_str());
+  const int64_t lines = std::stoll(read_file(dir_.path("lines")));
+  EXPECT_GE(lines, 1);
+  EXPECT_THAT(read_file(dir_.path("last")), testing::HasSubstr("\\n")) << "a text is printed in parts";
+}
+
 // The commands of the guide about adapters, in their order, and the recipe that they name, for a small model.
 TEST_F(Chats, TheGuideAdaptsAModelToChats) {
   std::filesystem::create_directory_symlink(MOEBIUS_SOURCE_DIR "/recipes", dir_.path("recipes"));

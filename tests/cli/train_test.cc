@@ -364,5 +364,30 @@ TEST_F(CliTrain, RefusesInvalidRecipes) {
   expect_refused(train({"train.seq_len=64000", "model.max_position_embeddings=64000"}), 2, "");
 }
 
+// A step of this run takes minutes. Its standard error says at once what the first signal does; the second ends it.
+TEST_F(CliTrain, SignalsInALongStepAreAnsweredAtOnce) {
+  const std::string notice =
+      "signal: the run saves and ends after its current step; a second signal ends it at once, and leaves the newest "
+      "checkpoint as it is\n";
+  for (const bool quiet : {false, true}) {
+    std::string command = "cd " + quoted(dir_.path()) + "; rm -rf run; " + quoted(built_program("moebius"));
+    if (quiet) command += " --quiet";
+    command += " train " + quoted(MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml");
+    for (const char* set : {"run.dir=run", "data.train=[\"set\"]", "train.steps=6", "train.global_batch=400000"})
+      command += " --set " + quoted(set);
+    command +=
+        " 2> long.err & p=$!; for i in $(seq 200); do [ -e run/events.jsonl ] && break; "
+        "sleep 0.1; done; sleep 0.2; kill -INT $p; sleep 1; cp long.err first.err; kill -0 $p || exit 50; "
+        "kill -INT $p; wait $p";
+    const int status = std::system(("bash -c " + moebius::quoted(command)).c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT) << read_file(dir_.path("long.err"));
+    const std::string err = read_file(dir_.path("first.err"));
+    if (quiet)
+      EXPECT_EQ(err, "");
+    else
+      EXPECT_THAT(err, testing::EndsWith("\n" + notice));
+  }
+}
+
 }  // namespace
 }  // namespace moebius
