@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine_spec.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
 namespace {
@@ -92,11 +93,20 @@ TEST(ConfigVerdict, CountsTheScratchOfGpusThatAreNotHoppers) {
   // So many keys that a Hopper GPU runs its own kernels, and others run cuDNN's or portable ones.
   const EngineSpec spec =
       on_no_gpu(small_gpu_run({"model.max_position_embeddings=4096", "train.micro_batch=8", "train.seq_len=4096"}));
-  EngineSpec other = spec;
-  other.counts_for_hopper = false;
-  const Engine engine(spec);
-  EXPECT_EQ(needed_of_other_gpu(engine), needed_of_gpu(Engine(other)));
-  EXPECT_NE(needed_of_other_gpu(engine), needed_of_gpu(engine));
+  const auto needed = [&](bool for_hopper, KernelChoice kernels) {
+    EngineSpec on = spec;
+    on.counts_for_hopper = for_hopper;
+    on.kernels = kernels;
+    return needed_of_gpu(Engine(on));
+  };
+  const int64_t hopper = needed(true, KernelChoice::automatic), other = needed_of_other_gpu(Engine(spec)),
+                portable = needed(true, KernelChoice::portable);
+  EXPECT_EQ(other, needed(false, KernelChoice::automatic));
+  EXPECT_EQ(needed(false, KernelChoice::portable), portable);
+  EXPECT_GT(hopper, portable) << "Hopper's own kernels need scratch";
+  EXPECT_NE(other, hopper);
+  // cuDNN computes these calls on other GPUs alone. Its workspace is the only difference to portable kernels.
+  EXPECT_EQ(other > portable, has_cudnn()) << hopper << " " << other << " " << portable;
 }
 
 std::string text_without_gpu(const Settings& more) {
