@@ -83,7 +83,7 @@ struct BenchSpec {
   KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
   int64_t head_dim = 0;                            // for attention: the width of every head; 0: the shape's
   // True: a GPU is timed after a second of the same work, at the clocks that its power limit allows in a long run.
-  // False: it is timed after a second of rest.
+  // False: it rests before the first run, and after each run for as long as it took.
   bool under_load = false;
 };
 

@@ -12,11 +12,13 @@
 namespace moebius {
 namespace {
 
-// A GPU at its power limit is slower after a second of heavy work. So every line begins
-// after a rest.
-void rest(Stream& s) {
+// A GPU at its power limit lowers its clocks after some tenths of a second of heavy work. So a line begins after a
+// rest, and each round of runs is followed by a rest as long as the round.
+constexpr std::chrono::duration<double, std::milli> kFirstRest(300);
+
+void rest(Stream& s, std::chrono::duration<double, std::milli> time) {
   synchronize(s);
-  std::this_thread::sleep_for(std::chrono::seconds(1));
+  std::this_thread::sleep_for(time);
 }
 
 }  // namespace
@@ -81,11 +83,17 @@ int64_t BenchDevice::time(BenchLine& line, const std::function<void()>& body) {
 TimedRuns BenchDevice::time_in_turns(const std::vector<std::function<void()>>& bodies) {
   TimedRuns timed{.ms = std::vector<std::vector<double>>(bodies.size()), .calls = 1};
   for (const auto& body : bodies) body();  // first touch of memory, loading of code, kernels compiled on demand
+  const bool rests = gpu_ && !under_load_;
   if (gpu_ && under_load_) timed.calls += warm(bodies);
-  if (gpu_ && !under_load_) rest(*stream_);
+  if (rests) rest(*stream_, kFirstRest);
   const auto run_all = [&] {
-    for (size_t i = 0; i < bodies.size(); ++i) timed.ms[i].push_back(time_once(bodies[i]));
+    std::chrono::duration<double, std::milli> round(0);
+    for (size_t i = 0; i < bodies.size(); ++i) {
+      timed.ms[i].push_back(time_once(bodies[i]));
+      round += std::chrono::duration<double, std::milli>(timed.ms[i].back());
+    }
     ++timed.calls;
+    if (rests) rest(*stream_, round);
   };
   run_all();
   const int64_t runs = runs_for(timed.ms[0][0]);

@@ -52,7 +52,8 @@ class BenchDevice {
   bool is_gpu() const { return gpu_ != nullptr; }
 
   // Fills median, min and runs, and returns how often body was called.
-  // A GPU is timed by its own clock, after a second of rest, or of the same work (BenchSpec::under_load).
+  // A GPU is timed by its own clock, with rests between the runs, or after a second of the same work and without rests
+  // (BenchSpec::under_load).
   // Its caches are overwritten before each run.
   int64_t time(BenchLine& line, const std::function<void()>& body);
   // The same for several bodies that run in turns, so that a clock or other work that changes slows all of them alike.

@@ -16,15 +16,15 @@ TEST(MeasuredProduct, IsThatOfTheNearestShape) {
   EXPECT_EQ(timed({.rows = 32768, .out = 5120, .in = 2048})->shape.out, 5120);
   const MeasuredProduct* experts = timed({.is_experts = true, .rows = 2048, .out = 1536, .in = 2048});
   ASSERT_NE(experts, nullptr);
-  EXPECT_NEAR(experts->forward.ratio(), 0.715, 0.005);
+  EXPECT_NEAR(experts->forward.ratio(), 0.800, 0.005);
 }
 
-TEST(MeasuredProduct, HasARowOfEachShapeForBothRecipes) {
-  for (const MeasuredProduct& block : measured_products(PrecisionRecipe::fp8_block)) {
-    const MeasuredProduct* tensor = timed(block.shape, PrecisionRecipe::fp8_tensor);
-    ASSERT_NE(tensor, nullptr);
-    EXPECT_EQ(tensor->shape.rows, block.shape.rows);
-    EXPECT_EQ(tensor->shape.out, block.shape.out);
+TEST(MeasuredProduct, OfFp8TensorHasARowOfFp8BlockToo) {
+  for (const MeasuredProduct& tensor : measured_products(PrecisionRecipe::fp8_tensor)) {
+    const MeasuredProduct* block = timed(tensor.shape);
+    ASSERT_NE(block, nullptr);
+    EXPECT_EQ(block->shape.rows, tensor.shape.rows);
+    EXPECT_EQ(block->shape.out, tensor.shape.out);
   }
   EXPECT_TRUE(measured_products(PrecisionRecipe::mxfp8).empty());
 }

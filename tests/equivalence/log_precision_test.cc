@@ -42,7 +42,8 @@ TEST(LogPrecision, SumsChangeNoBitOnACpu) {
 }
 
 // Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
-// number of elements is the same, and shares differ little.
+// number of elements is the same, and shares differ little. Gradients that cancel are zero on one device, and small
+// numbers on the other: these change how many elements become zero, and the smallest scale.
 void expect_sums_that_change_no_bit(std::initializer_list<PrecisionRecipe> recipes, KernelChoice kernels) {
   for (const PrecisionRecipe recipe : recipes) {
     SCOPED_TRACE(fmt::format("{}, {}", name_of(recipe), name_of(kernels)));
@@ -72,12 +73,13 @@ void expect_sums_that_change_no_bit(std::initializer_list<PrecisionRecipe> recip
       EXPECT_GT(sums[i][3], 0);
       EXPECT_LE(sums[i][3], sums[i][4]);
       if (i >= sums.size() / 5) continue;  // later steps have other weights
-      for (const size_t counted : {1, 2})
-        EXPECT_NEAR(sums[i][counted], of_cpu[i][counted], 0.25 * of_cpu[i][counted] + 50) << counted;
-      for (const size_t scale : {3, 4}) {
-        EXPECT_LE(sums[i][scale], 4 * of_cpu[i][scale]);
-        EXPECT_GE(sums[i][scale], of_cpu[i][scale] / 4);
+      for (const size_t counted : {1, 2}) {
+        EXPECT_LE(sums[i][counted], 2 * of_cpu[i][counted] + 50) << "sum " << counted << " of layer " << i;
+        EXPECT_GE(sums[i][counted], of_cpu[i][counted] / 2 - 50) << "sum " << counted << " of layer " << i;
       }
+      EXPECT_LE(sums[i][4], 2 * of_cpu[i][4]) << i;
+      EXPECT_GE(sums[i][4], of_cpu[i][4] / 2) << i;
+      EXPECT_LE(sums[i][3], 4 * of_cpu[i][3]) << i;
     }
   }
 }

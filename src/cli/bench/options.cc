@@ -35,6 +35,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--length", {"attention"}},
     {"--paths", {"attention"}},
     {"--kernels", {"attention", "experts", "moe-layer", "dispatch"}},
+    {"--under-load", {"attention", "experts", "gemm", "moe-layer", "precision"}},
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
     {"--hash", {"step"}},
@@ -146,6 +147,9 @@ void add_bench_options(Command& command, BenchOptions& o) {
       .add_option("--kernels", o.kernels,
                   "attention, experts, moe-layer, dispatch on a GPU: auto or portable, like run.kernels")
       ->capture_default_str();
+  command.add_flag("--under-load", o.spec.under_load,
+                   "attention, experts, gemm, moe-layer, precision on a GPU: time after a second of the same work and "
+                   "without rests, at the clocks of a long run");
   command.add_flag("--profile", o.profile,
                    "step, moe-layer: time, rate and share of every op; steps on a GPU then run eagerly");
   command.add_flag("--first-micro-batch", o.spec.first_micro_batch,

@@ -137,6 +137,7 @@ void print_json_report(const BenchOptions& o, const BenchReport& r, const std::s
                {"peak_gbytes_per_s", r.ceilings.bytes_per_s / 1e9},
                {"lines", lines}});
   if (r.kept_bytes > 0) json["kept_bytes"] = r.kept_bytes;
+  json["under_load"] = o.spec.under_load;
   if (!r.recipe_times.empty())
     json.update({{"weights_ms", r.weights_ms},
                  {"micro_batches", o.spec.micro_batches},
@@ -184,6 +185,7 @@ void print_report(const BenchOptions& o, const BenchReport& r) {
   fmt::print("{}\n{}bf16 matrix rate {:.1f} GFLOP/s, copy {:.1f} GB/s", machine, case_text(o),
              r.ceilings.flops_per_s / 1e9, r.ceilings.bytes_per_s / 1e9);
   if (r.kept_bytes > 0) fmt::print("; kept for backward {}", bytes_text(r.kept_bytes));
+  if (o.spec.under_load) fmt::print("; under load");
   size_t width = 24;
   for (const BenchLine& l : r.lines) width = std::max(width, l.name.size());
   fmt::print("\n{:<{}} {:>10} {:>10} {:>10} {:>8} {:>7} {:>9}  {:>12} {:>12} {:>9}\n", o.name, width, "median ms",

@@ -217,12 +217,14 @@ class CublasLt {
                           workspace_, kWorkspaceBytes, stream);
   }
 
-  // Few tiles over a long K, as gradients of narrow weights have, would leave most of a GPU idle. There K may be
-  // split: the parts are written to the workspace and added in order.
+  // Few tiles over a long K, as gradients of narrow weights have, would leave a part of a GPU idle. There K may be
+  // split: the parts are written to the workspace and added in order. The more tiles, the longer K must be, since adding
+  // the parts takes as long as some hundred terms of K.
   static int reductions_for(const GemmDesc& desc) {
     if (desc.batched) return CUBLASLT_REDUCTION_SCHEME_NONE;
-    constexpr int64_t kTile = 128, kFewTiles = 16, kLongK = 1024;
-    const bool is_narrow = div_ceil(desc.m, kTile) * div_ceil(desc.n, kTile) <= kFewTiles && desc.k >= kLongK;
+    constexpr int64_t kTile = 128, kFewTiles = 66, kTermsOfATile = 64;  // 66: half of a Hopper GPU's multiprocessors
+    const int64_t tiles = div_ceil(desc.m, kTile) * div_ceil(desc.n, kTile);
+    const bool is_narrow = tiles <= kFewTiles && desc.k >= std::max<int64_t>(1024, kTermsOfATile * tiles);
     return is_narrow ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
   }
 
