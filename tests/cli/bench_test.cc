@@ -209,6 +209,18 @@ TEST(CliBench, PortableKernelsAreRefusedOnACpu) {
                  "bench gemm: expected no --kernels, an option of attention, experts, moe-layer and dispatch only");
 }
 
+TEST(CliBench, UnderLoadIsRefusedOnACpu) {
+  TestDir dir;
+  for (const char* workload : {"attention", "experts", "gemm", "moe-layer"})
+    expect_refused(
+        run_moebius(dir, {"bench", workload, "--under-load"}), 2,
+        "--under-load: only a GPU rests between runs, and this benchmark runs on the CPU; add --device cuda, "
+        "or leave --under-load out");
+  expect_refused(run_moebius(dir, {"bench", "precision", "--device", "cpu", "--under-load"}), 2,
+                 "--under-load: only a GPU rests between runs");
+  expect_refused(run_moebius(dir, {"bench", "step", "--under-load"}), 2, "bench step: expected no --under-load");
+}
+
 TEST(CliBench, MeaninglessValuesAreRefused) {
   TestDir dir;
   for (const char* exponent : {"-5", "nan", "inf", "1e4"})
@@ -244,6 +256,7 @@ TEST(CliBench, ReportsRepeatTheOptions) {
   const auto json = json_of(run_moebius(dir, as_json));
   EXPECT_EQ(json.at("window"), 7);
   EXPECT_EQ(json.at("documents"), 16);
+  EXPECT_EQ(json.at("under_load"), false);
   EXPECT_FALSE(json.contains("routing"));
   for (const auto& line : json.at("lines")) {
     EXPECT_GT(line.at("relative_error").get<double>(), 0);

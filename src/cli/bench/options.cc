@@ -95,6 +95,15 @@ void check_kernels(const BenchOptions& o) {
       "--kernels out");
 }
 
+// The clocks of a CPU do not fall like those of a GPU, so its runs never rest.
+void check_under_load(const BenchOptions& o) {
+  const std::string device = !o.device.empty() ? o.device : o.name == "precision" ? "cuda" : "cpu";
+  MOEBIUS_CHECK(
+      usage, !o.spec.under_load || device_kind(device) == DeviceKind::cuda,
+      "--under-load: only a GPU rests between runs, and this benchmark runs on the CPU; add --device cuda, or "
+      "leave --under-load out");
+}
+
 }  // namespace
 
 void add_bench_options(Command& command, BenchOptions& o) {
@@ -186,6 +195,7 @@ void check_bench_options(const Command& command, BenchOptions& o) {
   o.spec.routing.kind = routing_kind(o.routing);
   o.spec.kernels = kernel_choice(o.kernels);
   check_kernels(o);
+  check_under_load(o);
   o.spec.operands = operands_of(o.operands);
   MOEBIUS_CHECK(
       usage, o.spec.operands == PrecisionRecipe::none || o.shape.empty() || !bench_shape(o.shape).expert_biases,
