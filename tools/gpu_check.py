@@ -29,12 +29,14 @@ import gpu_bench
 
 # Programs, and the tests of each that need a GPU. The op tests run on each device by themselves.
 PROGRAMS = [
-    ("device_test", "OnAccelerator*"),
+    ("device_test", "OnAccelerator*:*OnGpu*"),
     ("ops_test", "*"),
-    ("engine_test", "*Gpu*"),
+    ("precision_test", "ProductPrecision*"),
+    ("engine_test", "*Gpu*:*FallbackKernels*"),
     ("checkpoint_test", "*Gpu*"),
     ("train_test", "*Gpu*"),
-    ("tests_equivalence", "*OnGpu*"),
+    ("bench_test", "BenchAttention*"),
+    ("tests_equivalence", "*OnGpu*:*OnAGpu*"),
     ("tests_golden", "Cases/Golden.*cuda*"),
     ("tests_distributed", "*Gpu*"),
     ("tests_faults", "*OnGpu*"),

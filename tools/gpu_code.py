@@ -3,7 +3,8 @@
 
 usage: tools/gpu_code.py --architectures "80;90a" [--portable "rows;rope"] [--cuobjdump FILE] [--required] PROGRAM
 
-Every kernel of cuda/ and sm80/ must have code for each architecture, and PTX of 8.0 unless 90a is the only one. Those
+Every kernel of cuda/ and sm80/ must have code for each architecture, and PTX of 8.0 unless 90a is the only one. With
+"ptx;90a" it must have the PTX, and only kernels that start early have native code for 90a too. Those
 of sm90/ have code for 90a alone. Files of one name are counted together: where sm90/ has the name too, one of them
 may lack code for 90a unnoticed (ops/cuda/early_launch.h finds this where it matters). The exit status is 1 where something is missing. Without a cuobjdump it is 77, and 1 with --required.
 
@@ -19,6 +20,7 @@ import sys
 
 HOPPER = "90a"
 PTX = "80"
+PTX_ALONE = "ptx"  # "ptx;90a": only sources of Hopper's own instructions have native code
 SKIPPED = 77
 LISTED = re.compile(r":\s*(?:\S*/)?(.+?)\.(?:\d+\.)?sm_(\d+)a?\.(?:cubin|ptx)\s*$")
 
@@ -36,6 +38,8 @@ def problems(architectures, native, ptx, sources=()):
     """Returns what is missing, as lines. native and ptx are results of parse(); sources: names of portable sources."""
     portable = [a for a in architectures if a != HOPPER]
     names = collections.Counter()
+    if PTX_ALONE in portable:
+        return problems_of_ptx_alone(native, ptx, sources)
     for a in portable:
         names |= native[a]
     if portable:  # a source without kernels has no code at all
@@ -51,6 +55,20 @@ def problems(architectures, native, ptx, sources=()):
         lines.append(f"expected no native code for {a}, which MOEBIUS_CUDA_ARCHITECTURES does not name")
     if portable and (lacking := names - ptx[PTX]):
         lines.append(f"expected PTX of {PTX} for other GPUs; there is none of {', '.join(sorted(lacking))}")
+    return lines
+
+
+def problems_of_ptx_alone(native, ptx, sources):
+    """Does the same for a build of "ptx;90a". A source without native code and without PTX may have no kernels."""
+    lines = []
+    for a in sorted(set(native) - {HOPPER.rstrip("a")}):
+        lines.append(f"expected no native code for {a}, since the portable kernels have PTX alone")
+    if not native[HOPPER.rstrip("a")]:
+        lines.append(f"expected native code for {HOPPER}; there is none")
+    if lacking := native[HOPPER.rstrip("a")] & collections.Counter(sources) - ptx[PTX]:
+        lines.append(f"expected PTX of {PTX} for other GPUs; there is none of {', '.join(sorted(lacking))}")
+    if not ptx[PTX]:
+        lines.append(f"expected PTX of {PTX}; there is none")
     return lines
 
 

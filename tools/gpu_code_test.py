@@ -32,6 +32,11 @@ CASES = [
     ("80;90a", NATIVE.replace("hopper", "rope"), PTX,
      ["expected native code for 80 of every portable kernel; there is none of rope",
       "expected PTX of 80 for other GPUs; there is none of rope"]),
+    ("ptx;90a", "ELF file    5: hopper.sm_90a.cubin\n", PTX, []),
+    ("ptx;90a", NATIVE, PTX, ["expected no native code for 80, since the portable kernels have PTX alone"]),
+    ("ptx;90a", "ELF file    1: rope.sm_90a.cubin\n", PTX,
+     ["expected PTX of 80 for other GPUs; there is none of rope"]),
+    ("ptx;90a", "", "", ["expected native code for 90a; there is none", "expected PTX of 80; there is none"]),
     ("80;90a", "", "", ["expected native code for 80; there is none", "expected native code for 90a; there is none"]),
 ]
 

@@ -72,7 +72,7 @@ void add_line(BenchDevice& device, const TimedAttention<Op>& timed, Op op, Bench
 // Adds a line for the kernels that a run uses; two lines if there is a choice.
 template <class Op>
 void add_lines(BenchDevice& device, const TimedAttention<Op>& timed, Op op, bool all_portable) {
-  if (!device.is_gpu() || all_portable || !cudnn_can(op))
+  if (!device.is_gpu() || all_portable || !may_use_cudnn(gpu_kernels(device.stream()), op))
     return add_line(device, timed, op,
                     {.name = timed.name, .kernel = text_of_kernel(device.stream(), op, /*is_cudnn=*/false)});
   const bool is_cudnn = uses_cudnn(gpu_kernels(device.stream()), op);

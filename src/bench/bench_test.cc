@@ -11,6 +11,7 @@
 #include "device/accelerator.h"
 #include "device/gpu_limits.h"
 #include "io/testing.h"
+#include "ops/attention/attention_cudnn.h"
 #include "ops/cpu/testing.h"
 #include "train/testing.h"
 
@@ -45,6 +46,31 @@ std::string workload_name(const ::testing::TestParamInfo<Workload::ParamType>& i
 }
 INSTANTIATE_TEST_SUITE_P(All, Workload, ::testing::Values(bench_gemm, bench_attention, bench_experts, bench_moe_layer),
                          workload_name);
+
+// cuDNN has no backward pass of such heads on GPUs other than Hopper, and portable kernels exclude it everywhere.
+TEST(BenchAttention, WideHeadsHaveLinesOfTheKernelsOfTheGpu) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  const auto names = [](KernelChoice kernels) {
+    std::set<std::string> all;
+    for (const BenchLine& line : bench_attention({.device = DeviceKind::cuda,
+                                 .threads = 2,
+                                 .runs = 1,
+                                 .scale = 1.0 / 16,
+                                 .shape = "qwen3-30b-a3b",
+                                 .kernels = kernels,
+                                 .head_dim = 192})
+                                     .lines)
+      all.insert(line.name);
+    return all;
+  };
+  const std::set<std::string> own{"attention_fwd", "attention_bwd"};
+  EXPECT_EQ(names(KernelChoice::portable), own);
+  std::set<std::string> chosen = own;
+  if (has_cudnn()) chosen = {"attention_fwd own", "attention_fwd cudnn", "attention_bwd"};
+  if (has_cudnn() && query_gpu_limits().is_hopper())
+    chosen = {"attention_fwd own", "attention_fwd cudnn", "attention_bwd own", "attention_bwd cudnn"};
+  EXPECT_EQ(names(KernelChoice::automatic), chosen);
+}
 
 // Each path is timed and compared with plain loops, as the lines of a run are.
 TEST(BenchAttention, HasALineForEachPathOnHopper) {

@@ -39,6 +39,7 @@ struct Resolved {
   MeshShape mesh;
   DispatcherChoice dispatcher;
   bool knows_gpus = false;  // those of this machine; else of no machine
+  GpuKinds gpus;            // the kinds that its ranks use
   std::string fit;          // what memory.fit decided; empty without it
   // The rank that needs the most memory; on the null device.
   int rank = 0;
@@ -74,31 +75,38 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   const RunSpec run = counted_run(asked, mesh);
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
-  spec.counts_for_hopper = counts_for_hopper(spec.target);
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
   check_quantised_products(spec.model, spec.precision, spec.lora, spec.target);
   return spec;
 }
 
-void keep_if_more_loaded(Resolved& r, int rank) {
+// Returns the pinned host memory of the rank.
+int64_t keep_if_more_loaded(Resolved& r, int rank, bool on_hopper) {
   auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
   EngineSpec spec = counted_engine_spec(r.run, r.mesh);
+  if (!on_hopper) spec = on_other_gpu(std::move(spec));
   spec.dispatcher = r.dispatcher.kind;
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
-  r.pinned_of_stage.push_back(engine->plan().bytes(Life::host));
-  if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return;
+  const int64_t pinned = engine->plan().bytes(Life::host);
+  if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return pinned;
   r.engine = std::move(engine);  // before the world that the old engine uses
   r.world = std::move(world);
   r.rank = rank;
+  return pinned;
 }
 
 // The ranks of a pipeline stage hold the same, unless tp does not divide the vocabulary: then the
-// last ranks have more rows.
+// last ranks have more rows. Any of them may be on each kind of GPU.
 void find_most_loaded(Resolved& r) {
   const bool uneven = r.run.model.vocab_size % r.mesh.tp != 0;
-  for (int64_t stage = 0; stage < r.mesh.pp; ++stage)
-    keep_if_more_loaded(r, rank_in_dense_view(r.mesh, {.tp = uneven ? r.mesh.tp - 1 : 0, .pp = stage}));
+  for (int64_t stage = 0; stage < r.mesh.pp; ++stage) {
+    const int rank = rank_in_dense_view(r.mesh, {.tp = uneven ? r.mesh.tp - 1 : 0, .pp = stage});
+    int64_t pinned = 0;
+    if (r.gpus.hopper) pinned = keep_if_more_loaded(r, rank, true);
+    if (r.gpus.others) pinned = std::max(pinned, keep_if_more_loaded(r, rank, false));
+    r.pinned_of_stage.push_back(pinned);
+  }
 }
 
 nlohmann::ordered_json groups_json(const MeshShape& mesh) {
@@ -117,7 +125,9 @@ Resolved resolve(const Options& o) {
   r.run.check(o.ranks);
   if (r.run.device == DeviceKind::cuda) {
     const GpusFound gpus = gpus_found();
-    set_f8_kernels(r.run, gpus, std::min(o.ranks, o.ranks_per_machine));
+    const int64_t ranks_here = std::min(o.ranks, o.ranks_per_machine);
+    set_f8_kernels(r.run, gpus, ranks_here);
+    r.gpus = gpu_kinds(gpus, ranks_here);
     r.knows_gpus = !gpus.visible.empty();
   }
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
@@ -125,7 +135,7 @@ Resolved resolve(const Options& o) {
   if (r.run.memory.fit_bytes > 0) {
     RunSpec run = r.run;
     run.parallel.dispatcher = r.dispatcher.kind;
-    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, counts_for_hopper(run.device));
+    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, r.gpus);
     r.run.memory = fit.run.memory;
     r.fit = fit.text();
   }

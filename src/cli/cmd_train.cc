@@ -34,7 +34,7 @@ struct Recipe {
 void choose_recompute(Recipe& recipe, int num_ranks) {
   RunSpec run = recipe.run;
   if (run.threads == 0 && run.device == DeviceKind::cpu) run.threads = std::max(1, num_available_cpus() / num_ranks);
-  const MemoryFit fit = fit_memory(run, num_ranks, counts_for_hopper(run.device));
+  const MemoryFit fit = fit_memory(run, num_ranks, gpu_kinds(run.device, num_ranks));
   recipe.run.memory = fit.run.memory;
   recipe.fit = fit.text();
 }

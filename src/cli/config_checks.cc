@@ -100,12 +100,7 @@ int64_t needed_of_gpu(const Engine& engine) {
   return gpu.plan_bytes + gpu.workspace_bytes + kDeviceReserveBytes;
 }
 
-int64_t needed_of_other_gpu(const Engine& engine) {
-  EngineSpec spec = engine.spec();
-  spec.counts_for_hopper = false;
-  spec.precision.has_f8_kernels = false;
-  return needed_of_gpu(Engine(spec));
-}
+int64_t needed_of_other_gpu(const Engine& engine) { return needed_of_gpu(Engine(on_other_gpu(engine.spec()))); }
 
 std::string known_gpus_text(int64_t needed_of_hopper, const std::optional<int64_t>& needed_of_others) {
   std::string text;

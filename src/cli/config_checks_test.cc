@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine_spec.h"
+#include "ops/attention/attention_cudnn.h"
 
 namespace moebius {
 namespace {
@@ -88,15 +89,25 @@ TEST(ConfigVerdict, CountsEmulatedProductsForGpusThatAreNotHoppers) {
   EXPECT_GT(needed_of_other_gpu(engine), needed_of_gpu(Engine(has_kernels)));
 }
 
+// The backward pass of attention needs more scratch than any other op: for Hopper's own kernels, on others for cuDNN, and
+// nearly none for portable kernels.
 TEST(ConfigVerdict, CountsTheScratchOfGpusThatAreNotHoppers) {
-  // So many keys that a Hopper GPU runs its own kernels, and others run cuDNN's or portable ones.
   const EngineSpec spec =
-      on_no_gpu(small_gpu_run({"model.max_position_embeddings=4096", "train.micro_batch=8", "train.seq_len=4096"}));
-  EngineSpec other = spec;
-  other.counts_for_hopper = false;
-  const Engine engine(spec);
-  EXPECT_EQ(needed_of_other_gpu(engine), needed_of_gpu(Engine(other)));
-  EXPECT_NE(needed_of_other_gpu(engine), needed_of_gpu(engine));
+      on_no_gpu(small_gpu_run({"model.max_position_embeddings=4096", "train.seq_len=4096", "model.hidden_size=64",
+                               "model.num_attention_heads=8", "model.num_key_value_heads=8"}));
+  const auto needed = [&](bool for_hopper, KernelChoice kernels) {
+    EngineSpec on = spec;
+    on.counts_for_hopper = for_hopper;
+    on.kernels = kernels;
+    return needed_of_gpu(Engine(on));
+  };
+  const int64_t hopper = needed(true, KernelChoice::automatic), other = needed_of_other_gpu(Engine(spec)),
+                portable = needed(false, KernelChoice::portable);
+  EXPECT_EQ(needed(true, KernelChoice::portable), portable);
+  EXPECT_EQ(other, needed(false, KernelChoice::automatic));
+  EXPECT_GT(hopper, portable);
+  EXPECT_EQ(other > hopper, has_cudnn());
+  EXPECT_EQ(other > portable, has_cudnn());
 }
 
 std::string text_without_gpu(const Settings& more) {

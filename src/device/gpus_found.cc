@@ -166,13 +166,18 @@ std::vector<int> distinct_gpus(const GpusFound& found) {
   return first;
 }
 
-bool counts_for_hopper(const GpusFound& found) {
-  return found.visible.empty() || std::any_of(found.visible.begin(), found.visible.end(), [](const GpuFound& gpu) {
-           return GpuLimits{gpu.capability_major, gpu.capability_minor}.is_hopper();
-         });
+GpuKinds gpu_kinds(const GpusFound& found, int64_t num_ranks) {
+  if (found.visible.empty()) return {};
+  GpuKinds kinds{.hopper = false};
+  const int64_t used = std::min<int64_t>(std::max<int64_t>(1, num_ranks), std::ssize(found.visible));
+  for (int64_t i = 0; i < used; ++i)
+    (capability_of(found.visible[static_cast<size_t>(i)]) == kHopper ? kinds.hopper : kinds.others) = true;
+  return kinds;
 }
 
-bool counts_for_hopper(DeviceKind device) { return device != DeviceKind::cuda || counts_for_hopper(gpus_found()); }
+GpuKinds gpu_kinds(DeviceKind device, int64_t num_ranks) {
+  return device == DeviceKind::cuda ? gpu_kinds(gpus_found(), num_ranks) : GpuKinds{};
+}
 
 bool compiles_ptx(const GpusFound& found) {
   return std::any_of(found.visible.begin(), found.visible.end(),

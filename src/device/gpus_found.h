@@ -29,6 +29,12 @@ struct GpusFound {
   std::string error;  // CUDA's message where it could not count the GPUs
 };
 
+// The kinds of GPUs whose memory a plan counts. Their kernels need different scratch, so a plan for both kinds counts
+// the larger one.
+struct GpuKinds {
+  bool hopper = true, others = false;
+};
+
 GpusFound gpus_found();  // queries this machine
 
 // Returns whether the driver cannot run this program. A driver runs programs built with its own CUDA version, with an
@@ -41,12 +47,12 @@ std::string why_not_usable(const GpusFound& found, int index);
 std::string why_not_loaded(const GpusFound& found, int index, const std::string& error);
 // Returns whether a visible GPU has no native code. Its first run compiles PTX, which may take minutes.
 bool compiles_ptx(const GpusFound& found);
-// Returns whether a plan has to count the memory of Hopper kernels, which need other scratch: a visible GPU is
-// Hopper's, or none is visible.
-bool counts_for_hopper(const GpusFound& found);
+// Returns the kinds of the GPUs that this many ranks of a machine use, the first of those that are visible. Without a
+// visible GPU it is Hopper alone.
+GpuKinds gpu_kinds(const GpusFound& found, int64_t num_ranks);
 // Returns the same for the GPUs of this machine and a run on this device. A run on the CPU needs no GPU's memory, and
-// has the default, true.
-bool counts_for_hopper(DeviceKind device);
+// has the default.
+GpuKinds gpu_kinds(DeviceKind device, int64_t num_ranks);
 // Returns the index of the first visible GPU of each kind, where GPUs of one name and capability are one kind.
 std::vector<int> distinct_gpus(const GpusFound& found);
 // Describes the kernels that a run with this choice uses on the GPU with this index, and their code.

@@ -141,11 +141,19 @@ TEST(GpusFound, GpusOfOneKindAreListedOnce) {
   EXPECT_EQ(distinct_gpus({.visible = {kH200, kH200, kA100, kH200, kT4}}), (std::vector<int>{0, 2, 4}));
 }
 
-TEST(GpusFound, MemoryIsCountedForHopperUnlessAllAreOthers) {
-  EXPECT_TRUE(counts_for_hopper({})) << "no GPU is known";
-  EXPECT_TRUE(counts_for_hopper({.visible = {kA100, kH200}}));
-  EXPECT_FALSE(counts_for_hopper({.visible = {kA100, kRtx4090}}));
-  EXPECT_FALSE(counts_for_hopper({.visible = {kB200}}));
+TEST(GpusFound, MemoryIsCountedForTheKindsThatRanksUse) {
+  const auto kinds = [](std::vector<GpuFound> visible, int64_t num_ranks) {
+    const GpuKinds k = gpu_kinds({.visible = std::move(visible)}, num_ranks);
+    return std::string(k.hopper ? "Hopper" : "") + (k.others ? "others" : "");
+  };
+  EXPECT_EQ(kinds({}, 1), "Hopper") << "no GPU is known";
+  EXPECT_EQ(kinds({kH200, kH200}, 8), "Hopper");
+  EXPECT_EQ(kinds({kA100, kRtx4090}, 2), "others");
+  EXPECT_EQ(kinds({kB200}, 0), "others");
+  EXPECT_EQ(kinds({kA100, kH200}, 2), "Hopperothers");
+  EXPECT_EQ(kinds({kH200, kA100}, 8), "Hopperothers");
+  EXPECT_EQ(kinds({kA100, kH200}, 1), "others") << "one rank uses the first";
+  EXPECT_EQ(kinds({kH200, kA100}, 1), "Hopper");
 }
 
 TEST(GpusFound, SayWhetherPtxIsCompiled) {

@@ -76,6 +76,12 @@ GpuKernels gpu_kernels(const EngineSpec& spec) {
   return {.is_hopper = is_gpu ? limits_of_gpu(spec).is_hopper() : spec.counts_for_hopper, .choice = spec.kernels};
 }
 
+EngineSpec on_other_gpu(EngineSpec spec) {
+  spec.counts_for_hopper = false;
+  spec.precision.has_f8_kernels = false;
+  return spec;
+}
+
 EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   if (spec.kernels != KernelChoice::automatic) spec.precision.has_f8_kernels = false;

@@ -69,6 +69,9 @@ GpuLimits limits_of_gpu(const EngineSpec& spec);
 // Returns the kernels of the thread's current GPU with this spec. On the null device: of the GPU that it counts for.
 GpuKernels gpu_kernels(const EngineSpec& spec);
 
+// Returns the spec that counts the memory of a GPU other than Hopper, which emulates quantised products.
+EngineSpec on_other_gpu(EngineSpec spec);
+
 // Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). It cannot if other work on
 // weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits.
 bool can_overlap_update(const EngineSpec& spec);

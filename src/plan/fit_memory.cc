@@ -57,10 +57,10 @@ RunSpec without_choice(RunSpec run) {
 class Fitting {
  public:
   Fitting(PartLibrary& library, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
-          const Assumptions& assume)
+          const Assumptions& assume, bool others_too)
       : library_(library),
         run_(run),
-        specs_(specs_of(without_choice(run), ranks, machine)),
+        specs_(specs_of(without_choice(run), ranks, machine, others_too)),
         layout_(stages_of(specs_[0])),
         machine_(machine.of_rank(specs_[0].threads)),
         assume_(assume) {
@@ -90,8 +90,16 @@ class Fitting {
   }
 
  private:
+  static std::vector<EngineSpec> specs_of(const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                                          bool others_too) {
+    std::vector<EngineSpec> specs = specs_of_dispatchers(run, ranks, machine);
+    const size_t n = others_too ? specs.size() : 0;
+    for (size_t i = 0; i < n; ++i) specs.push_back(on_other_gpu(specs[i]));
+    return specs;
+  }
+
   // Ranks that share experts may find at the start that they can access each other's memory.
-  static std::vector<EngineSpec> specs_of(RunSpec run, int64_t ranks, const PlanMachine& machine) {
+  static std::vector<EngineSpec> specs_of_dispatchers(RunSpec run, int64_t ranks, const PlanMachine& machine) {
     std::vector<EngineSpec> specs{planned_engine_spec_on(run, ranks, machine)};
     if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
     for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
@@ -283,7 +291,7 @@ class Fitting {
 
   PartLibrary& library_;
   const RunSpec& run_;
-  std::vector<EngineSpec> specs_;  // one for each dispatcher that a run may choose
+  std::vector<EngineSpec> specs_;  // one for each dispatcher that a run may choose, and each kind of GPU
   StageLayout layout_;
   PlanMachine machine_;
   const Assumptions& assume_;
@@ -330,16 +338,17 @@ void leave_out_recomputed(MemorySpec& memory) {
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume) {
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
-  return Fitting(parts, run, ranks, machine, assume).result();
+  return Fitting(parts, run, ranks, machine, assume, /*others_too=*/false).result();
 }
 
-MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper) {
+MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const GpuKinds& gpus) {
   check_quantised_products(run.model, run.precision, run.lora, run.device);
   PartLibrary parts;
   const Assumptions assume;
   PlanMachine machine = usual_machine(run.device == DeviceKind::cuda);
-  if (machine.is_gpu) machine.capability = for_hopper ? 90 : 80;
-  return fit_memory(parts, run, ranks, machine, assume);
+  if (machine.is_gpu) machine.capability = gpus.hopper ? 90 : 80;
+  MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
+  return Fitting(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others).result();
 }
 
 }  // namespace moebius

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "device/gpus_found.h"
 #include "plan/predict.h"
 
 namespace moebius {
@@ -33,8 +34,8 @@ void leave_out_recomputed(MemorySpec& memory);
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
 
-// Does the same with the rates of an H100 or of a CPU, depending on run.device. for_hopper: whether a GPU of the run
-// may be Hopper's, whose kernels need other scratch; as counts_for_hopper() in device/gpus_found.h returns it.
-MemoryFit fit_memory(const RunSpec& run, int64_t ranks, bool for_hopper);
+// Does the same with the rates of an H100 or of a CPU, depending on run.device. gpus: the kinds of GPUs of the run, as
+// gpu_kinds() in device/gpus_found.h returns them. The run fits on each of them.
+MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const GpuKinds& gpus = {});
 
 }  // namespace moebius

@@ -47,7 +47,7 @@ TEST(FitMemory, ChosenSetFitsTheEngine) {
       RunSpec run = run_of("tiny_cpu.toml", layout);
       run.threads = 1;
       run.memory.fit_bytes = bytes;
-      return fit_memory(run, ranks, /*for_hopper=*/true);
+      return fit_memory(run, ranks);
     };
     const MemoryFit all = fit(int64_t{1} << 40);
     EXPECT_EQ(all.run.memory.recompute, RecomputeSpec{});
@@ -89,9 +89,9 @@ TEST(FitMemory, RecomputedTensorsAreNotOffloaded) {
 // One layer less to recompute, and the run does not fit.
 TEST(FitMemory, RecomputesNoLayerMoreThanItMust) {
   RunSpec run = run_of("tiny_cpu.toml", {"run.threads=1", "memory.fit=1TiB"});
-  const MemoryFit all = fit_memory(run, 1, true);
+  const MemoryFit all = fit_memory(run, 1);
   run.memory.fit_bytes = all.bytes - 1;
-  const MemoryFit some = fit_memory(run, 1, true);
+  const MemoryFit some = fit_memory(run, 1);
   int64_t layers = 0;
   for (const RecomputeRange& range : some.run.memory.recompute.ranges) layers += range.last - range.first + 1;
   EXPECT_EQ(layers, 1) << some.text();
@@ -115,11 +115,28 @@ TEST(FitMemory, CountsScratchForTheGpuOfTheRun) {
   for (const bool for_hopper : {true, false}) {
     EngineSpec spec = planned_engine_spec(run, 1);
     spec.counts_for_hopper = for_hopper;
-    EXPECT_EQ(fit_memory(run, 1, for_hopper).bytes, Engine(spec).device_memory().total_bytes()) << for_hopper;
+    EXPECT_EQ(fit_memory(run, 1, {.hopper = for_hopper, .others = !for_hopper}).bytes,
+              Engine(spec).device_memory().total_bytes())
+        << for_hopper;
   }
-  const int64_t hopper = fit_memory(run, 1, true).bytes, other = fit_memory(run, 1, false).bytes;
+  const int64_t hopper = fit_memory(run, 1).bytes, other = fit_memory(run, 1, {.hopper = false, .others = true}).bytes;
   EXPECT_EQ(other > hopper, has_cudnn());
   EXPECT_NE(other, hopper);
+  EXPECT_EQ(fit_memory(run, 1, {.hopper = true, .others = true}).bytes, std::max(hopper, other));
+}
+
+// With portable kernels alone all GPUs need the same.
+TEST(FitMemory, FitsBothKindsOfGpusOfAMachine) {
+  RunSpec run = run_with_attention_scratch();
+  const auto bytes = [&](GpuKinds gpus) { return fit_memory(run, 1, gpus).bytes; };
+  const auto larger = [&] { return std::max(bytes({}), bytes({.hopper = false, .others = true})); };
+  run.kernels = KernelChoice::portable;
+  EXPECT_EQ(bytes({.hopper = true, .others = true}), bytes({}));
+  EXPECT_EQ(bytes({.hopper = true, .others = true}), larger());
+  run.kernels = KernelChoice::automatic;
+  run.memory.fit_bytes = larger() - 1;
+  EXPECT_THAT(error_text(ErrorKind::usage, [&] { bytes({.hopper = true, .others = true}); }),
+              HasSubstr("a rank needs"));
 }
 
 TEST(FitMemory, CountsScratchForTheGpuOfTheMachine) {
@@ -144,7 +161,7 @@ TEST(FitMemory, CountsScratchForTheGpuOfTheMachine) {
 
 TEST(FitMemory, ErrorGivesTheMinimumIfNothingFits) {
   const auto error = [](const std::vector<std::string>& set) {
-    return error_text(ErrorKind::usage, [&] { fit_memory(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1, true); });
+    return error_text(ErrorKind::usage, [&] { fit_memory(load_run_spec(kRecipes + "tiny_cpu.toml", set), 1); });
   };
   EXPECT_THAT(error({"memory.recompute=auto", "memory.fit=1MiB"}),
               testing::AllOf(HasSubstr("memory.fit = \"1MiB\": pipeline rank 0 needs at least "),

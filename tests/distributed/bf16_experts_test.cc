@@ -65,14 +65,9 @@ const Case kCases[] = {
     {"pp2_ep2_direct_two", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::direct, Load::two, {.layout = "Ett|tL"}},
 };
 
-// Every dispatcher, load and axis.
 std::vector<Case> portable_cases() {
   std::vector<Case> cases;
   for (Case c : kCases) {
-    const std::string name = c.name;
-    if (name == "ep2_direct" || name == "ep2_direct_skewed" || name == "ep4_direct_two_capacity" ||
-        name == "ep4_two_level" || name == "ep4_allgather_capacity")
-      continue;
     c.kernels = KernelChoice::portable;
     cases.push_back(c);
   }

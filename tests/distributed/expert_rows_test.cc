@@ -51,12 +51,9 @@ const Case kCases[] = {
      100},
 };
 
-// Every dispatcher, a pipeline of each kind, and loads of each kind.
 std::vector<Case> portable_cases() {
   std::vector<Case> cases;
   for (Case c : kCases) {
-    const std::string name = c.name;
-    if (name == "ep4_direct" || name == "ep4_allgather_all" || name == "pp2_ep2_direct_all") continue;
     c.kernels = KernelChoice::portable;
     cases.push_back(c);
   }

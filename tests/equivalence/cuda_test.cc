@@ -296,9 +296,18 @@ TEST_F(QuantisedOnGpu, OtherRecipesAreThoseOfEagerStepsAndOfTheCpu) {
     expect_eager_steps_and_those_of_the_cpu(recipe, KernelChoice::automatic);
 }
 
-// All of its products are emulated.
-TEST_F(QuantisedOnGpu, ARecipeOnPortableKernelsIsThatOfEagerStepsAndOfTheCpu) {
-  expect_eager_steps_and_those_of_the_cpu(PrecisionRecipe::fp8_tensor, KernelChoice::portable);
+TEST_F(QuantisedOnGpu, RecipesOnPortableKernelsAreThoseOfEagerStepsAndOfTheCpu) {
+  for (const auto recipe : {PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4})
+    expect_eager_steps_and_those_of_the_cpu(recipe, KernelChoice::portable);
+}
+
+TEST_F(QuantisedOnGpu, RecomputeAndFusionOnPortableKernelsChangeNoBit) {
+  EngineSpec kept = quantised_on(DeviceKind::cuda, PrecisionRecipe::fp8_tensor);
+  kept.kernels = KernelChoice::portable;
+  EngineSpec recomputes = kept, apart = kept;
+  recomputes.recompute.layer = true;
+  apart.fusion = false;
+  for (const EngineSpec& other : {recomputes, apart}) EXPECT_EQ(losses_of(other), losses_of(kept));
 }
 
 // FP8 kernels and their emulation multiply the same numbers, and add them in another order.

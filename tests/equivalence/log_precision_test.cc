@@ -1,4 +1,5 @@
 // log.precision: the sums that quantising adds to, in whole steps.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "device/accelerator.h"
@@ -43,16 +44,20 @@ TEST(LogPrecision, SumsChangeNoBitOnACpu) {
 // Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
 // number of elements is the same, and shares differ little. Gradients that cancel are zero on one device, and small
 // numbers on the other: these change how many elements become zero, and the smallest scale.
-TEST(LogPrecisionOnGpu, SumsOfLogPrecisionChangeNoBit) {
-  if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
-  for (const auto recipe : {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor, PrecisionRecipe::nvfp4}) {
-    SCOPED_TRACE(name_of(recipe));
-    const auto counting = [&](DeviceKind device, bool graph) {
+void expect_sums_that_change_no_bit(std::initializer_list<PrecisionRecipe> recipes, KernelChoice kernels) {
+  for (const PrecisionRecipe recipe : recipes) {
+    SCOPED_TRACE(fmt::format("{}, {}", name_of(recipe), name_of(kernels)));
+    const auto with_kernels = [&](DeviceKind device, bool graph) {
       EngineSpec spec = quantised_on(device, recipe, graph);
+      spec.kernels = kernels;
+      return spec;
+    };
+    const auto counting = [&](DeviceKind device, bool graph) {
+      EngineSpec spec = with_kernels(device, graph);
       spec.measures_precision = true;
       return spec;
     };
-    Engine plain(quantised_on(DeviceKind::cuda, recipe)), captured(counting(DeviceKind::cuda, true)),
+    Engine plain(with_kernels(DeviceKind::cuda, true)), captured(counting(DeviceKind::cuda, true)),
         eager(counting(DeviceKind::cuda, false)), on_cpu(counting(DeviceKind::cpu, false));
     const std::vector<double> expected = train(initialised(plain), 5);
     std::vector<double> losses, eager_losses, cpu_losses;
@@ -77,6 +82,18 @@ TEST(LogPrecisionOnGpu, SumsOfLogPrecisionChangeNoBit) {
       EXPECT_LE(sums[i][3], 4 * of_cpu[i][3]) << i;
     }
   }
+}
+
+TEST(LogPrecisionOnGpu, SumsOfLogPrecisionChangeNoBit) {
+  if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
+  using enum PrecisionRecipe;
+  expect_sums_that_change_no_bit({fp8_block, fp8_tensor, nvfp4}, KernelChoice::automatic);
+}
+
+TEST(LogPrecisionOnGpu, SumsOfLogPrecisionOnPortableKernelsChangeNoBit) {
+  if (const std::string why = Accelerator::why_missing(); !why.empty()) GTEST_SKIP() << why;
+  using enum PrecisionRecipe;
+  expect_sums_that_change_no_bit({fp8_tensor, nvfp4}, KernelChoice::portable);
 }
 
 }  // namespace

@@ -236,7 +236,8 @@ TEST(TrainingOnGpu, KilledAfterASaveResumesWithTheSameBits) {
   if (!why.empty()) GTEST_SKIP() << why;
   for (const Words& way :
        {Words{"checkpoint.async=true", "run.kernels=auto"}, Words{"checkpoint.async=false", "run.kernels=auto"},
-        Words{"checkpoint.async=true", "run.kernels=portable"}}) {
+        Words{"checkpoint.async=true", "run.kernels=portable"},
+        Words{"checkpoint.async=false", "run.kernels=portable"}}) {
     const TrainingRuns runs(joined(way, {"run.device=cuda", "precision.compute=bf16", "train.steps=7",
                                          "checkpoint.every=2", "train.eval_every=3", "train.eval_batches=2"}));
     ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();

@@ -25,7 +25,8 @@ std::vector<KeyText> run_texts() {
        "On a GPU a step is captured as CUDA graphs and replayed. Results are bitwise identical for all values."},
       {"run.kernels",
        "The kernels that a GPU runs. `auto` chooses the fastest that support the GPU and the shape. `portable` "
-       "excludes those for Hopper, so that a Hopper GPU runs the kernels of every GPU from compute capability 8.0 on. "
+       "excludes those for Hopper and cuDNN's attention, so that a Hopper GPU runs kernels that every GPU from compute "
+       "capability 8.0 on has. "
        "Sums are then added in another order."},
   };
 }

@@ -24,12 +24,11 @@ AttentionShape shape_of(const Op& a, const Tensor& k, const Tensor& v) {
   return z;
 }
 
-// Returns whether the run selects cuDNN's kernels, or selects none and the table below prefers them.
+// Returns whether the call selects cuDNN's kernels, or selects none and they can compute it and are the faster ones.
 template <class Op>
-bool takes(const char* who, const Op& a, bool (*is_faster)(const AttentionShape&)) {
+bool takes(const char* who, const Op& a, bool can, bool is_faster) {
   if (a.kernels == AttentionKernels::own) return false;
-  const bool can = cudnn_can(a);
-  if (a.kernels == AttentionKernels::chosen) return can && is_faster(attention_shape(a));
+  if (a.kernels == AttentionKernels::chosen) return can && is_faster;
   MOEBIUS_CHECK(usage, can,
                 "{}: cuDNN cannot compute q {} in {} sequences; leave the choice of kernels out, or ask for own", who,
                 to_string(a.q_THd), a.batch);
@@ -68,8 +67,12 @@ bool cudnn_is_faster_bwd(const AttentionShape& z) {
   return dkv_blocks(z) < 256;
 }
 
-bool cudnn_is_chosen(const AttentionFwd& a) { return takes("attention_fwd", a, cudnn_is_faster_fwd); }
-bool cudnn_is_chosen(const AttentionBwd& a) { return takes("attention_bwd", a, cudnn_is_faster_bwd); }
+bool cudnn_is_chosen(const AttentionFwd& a) {
+  return takes("attention_fwd", a, cudnn_can(a), cudnn_is_faster_fwd(attention_shape(a)));
+}
+bool cudnn_is_chosen(const AttentionBwd& a) {
+  return takes("attention_bwd", a, cudnn_can(a), cudnn_is_faster_bwd(attention_shape(a)));
+}
 
 bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd) {
   const int64_t width = q_THd.dim(2), v_width = v_UGd.dim(2);
@@ -83,7 +86,7 @@ bool cudnn_is_chosen_elsewhere(const AttentionFwd& a) {
 }
 
 bool cudnn_is_chosen_elsewhere(const AttentionBwd& a) {
-  return a.kernels == AttentionKernels::chosen ? cudnn_can_elsewhere(a) : cudnn_is_chosen(a);
+  return takes("attention_bwd", a, cudnn_can_elsewhere(a), /*is_faster=*/true);
 }
 
 }  // namespace moebius

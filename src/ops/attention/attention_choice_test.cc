@@ -105,6 +105,30 @@ TEST(AttentionChoice, WideHeadsHaveNoBackwardPassOfCudnnElsewhere) {
   }
 }
 
+// So `bench attention` has no line for cuDNN there.
+TEST(AttentionChoice, WideHeadsMayAskForCudnnOnHopperAlone) {
+  for (const auto& [width, v_width] : {std::pair(128, 128), {136, 136}, {256, 256}, {192, 128}}) {
+    AttentionBwd bwd = bwd_of(4096, width, v_width);
+    const AttentionFwd fwd{.q_THd = bwd.q_THd, .k_UGd = bwd.k_TGd, .v_UGd = bwd.v_TGd, .batch = 8};
+    for (const GpuKernels& on : {kHopper, kOther}) {
+      EXPECT_EQ(may_use_cudnn(on, fwd), has_cudnn()) << width;
+      EXPECT_EQ(may_use_cudnn(on, bwd), has_cudnn() && (on.is_hopper || width == 128)) << width;
+    }
+    EXPECT_FALSE(may_use_cudnn({.choice = KernelChoice::portable}, fwd));
+    EXPECT_FALSE(may_use_cudnn({.choice = KernelChoice::portable}, bwd));
+    bwd.kernels = AttentionKernels::cudnn;
+    if (!has_cudnn()) continue;
+    EXPECT_TRUE(uses_cudnn(kHopper, bwd)) << width;
+    if (width == 128) {
+      EXPECT_TRUE(uses_cudnn(kOther, bwd));
+    } else {
+      EXPECT_EQ(testing::error_of([&] { uses_cudnn(kOther, bwd); }).substr(0, 35),
+                "attention_bwd: cuDNN cannot compute")
+          << width;
+    }
+  }
+}
+
 TEST(AttentionChoice, LongSequencesExceedTheWorkspaceOfCudnnElsewhere) {
   EXPECT_EQ(uses_cudnn(kOther, bwd_of(16384, 128, 128)), has_cudnn());
   EXPECT_FALSE(uses_cudnn(kOther, bwd_of(32768, 128, 128)));

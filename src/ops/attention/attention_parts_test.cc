@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "ops/attention/attention.h"
-#include "ops/attention/attention_cudnn.h"
 #include "ops/attention/attention_merge.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/attention/attention_testing.h"
 #include "ops/cpu/testing.h"
 
@@ -74,7 +74,8 @@ Array document_starts(const Case& c) {
 // With the chosen kernels where the requested ones cannot run.
 template <class Op>
 void run(Stream& s, Op a, AttentionKernels kernels, void (*op)(Stream&, const Op&)) {
-  a.kernels = kernels == AttentionKernels::cudnn && !cudnn_can(a) ? AttentionKernels::chosen : kernels;
+  const bool refuses = kernels == AttentionKernels::cudnn && !may_use_cudnn(gpu_kernels(s), a);
+  a.kernels = refuses ? AttentionKernels::chosen : kernels;
   Array scratch({Op::scratch_bytes(a, s)}, DType::u8);
   a.scratch = scratch.tensor();
   op(s, a);

@@ -24,6 +24,10 @@ bool chooses_cudnn(const GpuKernels& on, const Op& a) {
 
 bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a) { return chooses_cudnn(on, a); }
 bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a) { return chooses_cudnn(on, a); }
+bool may_use_cudnn(const GpuKernels& on, const AttentionFwd& a) { return !on.are_portable() && cudnn_can(a); }
+bool may_use_cudnn(const GpuKernels& on, const AttentionBwd& a) {
+  return !on.are_portable() && (on.is_hopper ? cudnn_can(a) : cudnn_can_elsewhere(a));
+}
 
 int64_t planned_scratch_bytes(const AttentionFwd& a, const Stream& s, const GpuKernels& on) {
   return planned_bytes(a, s, on);

@@ -17,6 +17,9 @@ namespace moebius {
 // a.kernels is cudnn, and cuDNN cannot compute the call.
 bool uses_cudnn(const GpuKernels& on, const AttentionFwd& a);
 bool uses_cudnn(const GpuKernels& on, const AttentionBwd& a);
+// Returns whether the call may ask for cuDNN on such a GPU: its kernels may run, and cuDNN supports the call there.
+bool may_use_cudnn(const GpuKernels& on, const AttentionFwd& a);
+bool may_use_cudnn(const GpuKernels& on, const AttentionBwd& a);
 // Returns whether plans for such a GPU use cuDNN's attention, and a message that says so.
 inline bool plans_cudnn(const GpuKernels& on) { return has_cudnn() && !on.are_portable(); }
 std::string planned_cudnn_text(const GpuKernels& on);

@@ -180,7 +180,7 @@ void AttentionTest::expect_backward() {
                  .scale = static_cast<float>(scale_),
                  .kernels = kernels_,
                  .path = path_};
-  if (kernels_ == AttentionKernels::cudnn && !cudnn_can(a)) return;
+  if (kernels_ == AttentionKernels::cudnn && !may_use_cudnn(gpu_kernels(s_), a)) return;
   Array scratch = Array::poisoned({AttentionBwd::scratch_bytes(a, s_)}, DType::u8);
   a.scratch = scratch.tensor();
   attention_bwd(s_, a);
