@@ -22,8 +22,8 @@
 #include "ops/attention/attention_scratch.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/fit_memory.h"
-#include "train/block_states_note.h"
 #include "train/host_memory.h"
+#include "train/notes/block_states_note.h"
 
 namespace moebius {
 namespace {

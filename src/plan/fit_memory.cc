@@ -9,8 +9,8 @@
 #include "config/check/offload_check.h"
 #include "config/recipe/memory_keys.h"
 #include "model/gpu_products.h"
+#include "plan/cost/usual_machine.h"
 #include "plan/search_space.h"
-#include "plan/usual_machine.h"
 
 namespace moebius {
 namespace {

@@ -6,7 +6,7 @@
 #include "config/testing.h"
 #include "engine/engine.h"
 #include "ops/attention/attention_cudnn.h"
-#include "plan/usual_machine.h"
+#include "plan/cost/usual_machine.h"
 
 namespace moebius {
 namespace {
@@ -122,7 +122,7 @@ TEST(FitMemory, OffloadIsNotChosenWhereAllFitsOrTheRecipeNamesIt) {
   EXPECT_FALSE(fit_memory(on_cpu, 1, true).run.memory.offload.any()) << "a CPU has no other memory";
 }
 
-// A host with little memory, or behind a slow link, gets nothing.
+// A host with little memory gets little, and one with a slow link nothing.
 TEST(FitMemory, OffloadDependsOnTheHost) {
   const RunSpec run = run_of_8_layers({"memory.fit=108GiB", "checkpoint.async=false"});
   PartLibrary parts;

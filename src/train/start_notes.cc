@@ -8,7 +8,7 @@
 
 #include "config/check/expert_rows_bound.h"
 #include "model/gpu_products.h"
-#include "train/block_states_note.h"
+#include "train/notes/block_states_note.h"
 #include "train/precision_note.h"
 
 namespace moebius {

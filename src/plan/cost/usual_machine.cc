@@ -1,4 +1,4 @@
-#include "plan/usual_machine.h"
+#include "plan/cost/usual_machine.h"
 
 #include <algorithm>
 #include <cmath>

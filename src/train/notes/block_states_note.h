@@ -1,5 +1,5 @@
-// What optimizer.state = "8bit" leaves in f32: the moments of vectors, and of matrices whose rows do not consist of
-// whole blocks.
+// A note on moments that optimizer.state = "8bit" leaves in f32: those of vectors, and of matrices whose rows do not
+// consist of whole blocks.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "train/block_states_note.h"
+#include "train/notes/block_states_note.h"
 
 #include <fmt/format.h>
 
