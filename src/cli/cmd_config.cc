@@ -23,6 +23,7 @@
 #include "parallel/optim/optimizer.h"
 #include "plan/fit_memory.h"
 #include "train/host_memory.h"
+#include "train/notes/block_states_note.h"
 
 namespace moebius {
 namespace {
@@ -80,6 +81,11 @@ EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
   return spec;
 }
 
+// Returns what decides whether a rank fits: on a GPU the memory of the host is not part of it.
+int64_t needed_bytes(const Engine& engine) {
+  return engine.spec().target == DeviceKind::cuda ? engine.device_memory().total_bytes() : engine.plan().total_bytes();
+}
+
 // Returns the pinned host memory of the rank.
 int64_t keep_if_more_loaded(Resolved& r, int rank, bool on_hopper) {
   auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
@@ -89,7 +95,7 @@ int64_t keep_if_more_loaded(Resolved& r, int rank, bool on_hopper) {
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
   const int64_t pinned = engine->plan().bytes(Life::host);
-  if (r.engine && engine->plan().total_bytes() <= r.engine->plan().total_bytes()) return pinned;
+  if (r.engine && needed_bytes(*engine) <= needed_bytes(*r.engine)) return pinned;
   r.engine = std::move(engine);  // before the world that the old engine uses
   r.world = std::move(world);
   r.rank = rank;
@@ -185,10 +191,12 @@ ParameterBytes parameter_bytes(const RunSpec& run) {
   // These are the weights of quantised products, where they are held in 8 bits.
   const bool is_held = run.precision.weights == PrecisionChoice::recipe;
   const DType weights = is_held ? DType::f8_e4m3 : run.precision.compute;
+  const double in_f32 = block_states(run).share_in_f32();
+  const auto moments = static_cast<double>(num_moments(run.optimizer));
   return {.weight = size_of(weights),
           .gradient = run.optimizer.grad == GradFormat::bf16 ? 2 : 4,
           .master = master_bytes(run.optimizer, weights),
-          .state = state_bytes(run.optimizer)};
+          .state = state_bytes(run.optimizer) * (1 - in_f32) + 4.0 * moments * in_f32};
 }
 
 const char* offload_text(const OptimizerSpec& o) {
@@ -219,6 +227,7 @@ MemoryCheck memory_check(const Resolved& r) {
 std::vector<std::string> notes(const Resolved& r) {
   std::vector<std::string> texts;
   for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
+  if (const auto note = block_states_note(r.run)) texts.push_back(note->text);
   for (const std::string& note : hopper_notes(r.run)) texts.push_back(note);
   if (const std::string products = gpu_products_text(r.run, r.knows_gpus); !products.empty()) texts.push_back(products);
   return texts;

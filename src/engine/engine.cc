@@ -392,8 +392,9 @@ void Engine::init_weights(Stream& s, uint64_t seed) {
   const ParamTable& params = model_->params();
   params.init(s, seed);
   // Weights in other formats have the same bits on every rank, so nothing is sent for them.
-  if (std::any_of(params.all().begin(), params.all().end(), [](const Param& p) { return p.is_quantised(); }))
-    gather_weights(s);
+  // Others are sent if a rank has no memory for the masters from which they are rounded.
+  const auto is_sent = [](const Param& p) { return p.is_quantised() || (p.has_remainder && p.shards_gradient()); };
+  if (std::any_of(params.all().begin(), params.all().end(), is_sent)) gather_weights(s);
 }
 
 void Engine::gather_weights(Stream& s) {

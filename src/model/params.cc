@@ -24,11 +24,6 @@ Shape ParamPart::local_shape() const {
   }
 }
 
-Tensor Param::master() const {
-  if (has_master) return master_n;
-  return has_remainder ? owned_elements(*this, dw) : owned_weights();
-}
-
 namespace {
 // Quantised weights and their scales are loaded, never initialised randomly.
 bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtype == DType::bf16; }
@@ -37,6 +32,11 @@ Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
   return piece.of ? piece.of->rows(piece.first, piece.first + p.owned.count) : owned_elements(p, whole);
 }
 }  // namespace
+
+Tensor Param::master() const {
+  if (has_master) return master_n;
+  return has_remainder ? owned_in(*this, kept_gradient, dw) : owned_weights();
+}
 
 Tensor Param::owned_weights() const { return owned_in(*this, kept_weights, w); }
 
@@ -142,7 +142,7 @@ void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
 }
 
 void ParamTable::keep_owned_gradient(size_t i, const OwnedPiece& piece) {
-  MOEBIUS_ASSERT(!params_[i].sums_apart() && !params_[i].has_remainder);
+  MOEBIUS_ASSERT(!params_[i].sums_apart());
   plan_.withdraw(params_[i].dw);
   params_[i].kept_gradient = piece;
 }
@@ -251,6 +251,10 @@ void draw(Stream& s, const Tensor& x_n, const ElementRange& of, const Piece& pie
   fill_normal(s, fill);
 }
 
+// Returns whether only the owned elements are drawn: there is no memory for the other weights, or for their masters.
+// Engine::gather_weights() sends them.
+bool draws_owned(const Param& p) { return p.shards_weights() || (p.has_remainder && p.shards_gradient()); }
+
 void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) {
   const bool uniform = p.spec.init == ParamInit::uniform, drawn = uniform || p.spec.init == ParamInit::normal;
   const FillNormal how{.rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
@@ -261,7 +265,7 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
   const Tensor& whole = p.has_remainder ? p.dw : p.w;
   for (const Piece& piece : pieces_of(part)) {
     if (p.is_quantised()) {  // from the masters, in Engine::gather_weights()
-    } else if (p.shards_weights()) {
+    } else if (draws_owned(p)) {
       draw(s, p.has_remainder ? p.master() : p.owned_weights(), p.owned, piece, how);
     } else {
       draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
@@ -273,7 +277,7 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) 
 // The masters of the owned elements wait in p.dw for split_masters() where there is a remainder.
 void init_param(Stream& s, const Param& p, uint64_t seed) {
   for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
-  if (!p.has_remainder || p.shards_weights()) return;
+  if (!p.has_remainder || draws_owned(p)) return;
   const Shape all{p.w.numel()};
   split_master(s, {.weight_n = p.w.view(all), .remainder_n = {}, .master_n = p.dw.view(all)});
 }
@@ -316,7 +320,7 @@ void ParamTable::split_masters(Stream& s) const {
 
 void ParamTable::clear_masters(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_remainder) fill_zero(s, p.dw);
+    if (p.has_remainder) fill_zero(s, p.shards_gradient() ? p.owned_gradient() : p.dw);
   }
 }
 

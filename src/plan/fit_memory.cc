@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "config/check/expert_rows_bound.h"
+#include "config/check/offload_check.h"
 #include "config/recipe/memory_keys.h"
 #include "model/gpu_products.h"
+#include "plan/cost/usual_machine.h"
 #include "plan/search_space.h"
 
 namespace moebius {
@@ -74,19 +77,28 @@ class Fitting {
     fit.run.memory.automatic = false;
     fit.run.memory.recompute = chosen;
     if (run_.memory.automatic) leave_out_recomputed(fit.run.memory);
-    double kept_s = 0, s = 0;
     for (int64_t r = 0; r < layout_.num_ranks; ++r) {
       fit.bytes = std::max(fit.bytes, bytes(r, chosen));
-      fit.kept_bytes = std::max(fit.kept_bytes, bytes(r, {}));
-      s = std::max(s, seconds(r, chosen));
-      kept_s = std::max(kept_s, seconds(r, {}));
+      fit.host_bytes = std::max(fit.host_bytes, host_bytes(r, chosen));
+      fit.pass_s = std::max(fit.pass_s, seconds(r, chosen));
     }
-    fit.more = s / kept_s - 1;
+    compare_with_kept(fit);
     MOEBIUS_CHECK(usage, fit.bytes <= fit.fit_bytes,
                   "memory.fit = \"{}\": a rank needs {} with memory.recompute = {}; recompute more, or set "
                   "memory.recompute = \"auto\"",
                   exact_bytes_text(fit.fit_bytes), bytes_text(fit.bytes), recompute_list(chosen));
     return fit;
+  }
+
+  // Sets what `fit` is compared with: this run with nothing recomputed.
+  void compare_with_kept(MemoryFit& fit) const {
+    double kept_s = 0;
+    fit.kept_bytes = 0;
+    for (int64_t r = 0; r < layout_.num_ranks; ++r) {
+      fit.kept_bytes = std::max(fit.kept_bytes, bytes(r, {}));
+      kept_s = std::max(kept_s, seconds(r, {}));
+    }
+    fit.more = fit.pass_s / kept_s - 1;
   }
 
  private:
@@ -124,22 +136,48 @@ class Fitting {
     return most;
   }
 
+  // Returns the pinned host memory of a rank, with that of an asynchronous save: at most its weights, masters and moments.
+  int64_t host_bytes(int64_t pp_rank, const RecomputeSpec& recompute) const {
+    EngineSpec spec = specs_[0];
+    spec.recompute = recompute;
+    LayoutParts parts(library_, spec);
+    const RankMemory m = rank_memory(parts, layout_, uses_[static_cast<size_t>(pp_rank)], pp_rank);
+    const int64_t saved =
+        run_.checkpoint.async_save ? m.of(Life::param) + m.of(Life::master) + m.of(Life::optimizer) : 0;
+    return m.host_bytes() + saved;
+  }
+
+  // Returns the time that copies of `bytes` from and to the host add to the two passes of a stage. They overlap with
+  // the passes, but read and write the GPU's memory.
+  double copies_seconds(double bytes, double forward, double backward, bool splits) const {
+    if (bytes == 0) return 0;
+    const double copy = bytes / (machine_.link_gb_s * 1e9), back = (splits ? 2 : 1) * copy;
+    const double memory = machine_.memory_tb_s * 1e12 * machine_.of(assume_.system)[static_cast<size_t>(Share::memory)];
+    return std::max(0.0, copy - forward) + std::max(0.0, back - backward) + (splits ? 3 : 2) * bytes / memory;
+  }
+
   // Returns the time of the passes of one micro-batch.
   double seconds(int64_t pp_rank, const RecomputeSpec& recompute) const {
     EngineSpec spec = specs_[0];
     spec.recompute = recompute;
     LayoutParts parts(library_, spec);
     const TimeContext context{.machine = machine_, .assume = assume_, .spec = spec};
-    double sum = 0;
+    double forward = 0, backward = 0, sum = 0;
     const auto add = [&](const PartWork& part, bool is_moe, bool is_layer, bool has_backward) {
       const PartTime t = part_time(context, part, is_moe, is_layer);
-      sum += t.forward.total() + t.loss.total() + (has_backward ? t.backward.total() : 0);
+      forward += t.forward.total();
+      backward += t.loss.total() + (has_backward ? t.backward.total() : 0);
     };
     for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
       const StageSpec& stage = layout_.at(pp_rank, v);
+      forward = backward = 0;
+      double offloaded = 0;
+      for (int64_t i = 0; i < stage.num_layers; ++i) offloaded += parts.layer(stage.first_layer + i).offloaded_bytes();
       for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i)
         add(parts.layer(i), spec.model.is_moe_layer(i), true, i >= parts.first_backward());
       add(parts.ends(stage), holds_mtp(stage) && spec.model.is_moe_layer(spec.model.num_layers), false, true);
+      const bool splits = uses_[static_cast<size_t>(pp_rank)].splits[static_cast<size_t>(v)];
+      sum += forward + backward + copies_seconds(offloaded, forward, backward, splits);
     }
     return sum;
   }
@@ -298,47 +336,138 @@ class Fitting {
   std::vector<PipelineUse> uses_;  // [pp_rank]
 };
 
-// Returns the rates that are used if no machine is named: the data sheet of an H100, or a server's CPU.
-PlanMachine usual_machine(bool is_gpu) {
-  PlanMachine m{.name = is_gpu ? "a GPU" : "a CPU", .is_gpu = is_gpu};
-  m.bf16_tflops = is_gpu ? 989 : 1;
-  m.fp8_tflops = is_gpu ? 1979 : 0;
-  m.memory_gb = 80;
-  m.memory_tb_s = is_gpu ? 3.35 : 0.1;
-  m.threads = is_gpu ? 0 : 16;
-  m.kernel_us = is_gpu ? 3 : 1;
-  m.domain_ranks = 8;
-  m.inside_gb_s = is_gpu ? 450 : 20;
-  m.across_gb_s = is_gpu ? 50 : 10;
-  m.inside_us = 22;
-  m.across_us = 40;
-  Shares& shares = m.of(PlanSystem::moebius);
-  shares.fill(0.6);
-  shares[static_cast<size_t>(Share::attention_backward)] = 0.4;
-  shares[static_cast<size_t>(Share::memory)] = 0.8;
-  m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
-  return m;
+// Chooses memory.offload, and memory.recompute with each list that it tries.
+class OffloadSearch {
+ public:
+  OffloadSearch(PartLibrary& library, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                const Assumptions& assume, bool others_too)
+      : library_(library), run_(run), ranks_(ranks), machine_(machine), assume_(assume), others_too_(others_too) {}
+
+  MemoryFit result() {
+    std::exception_ptr too_large;
+    try {
+      best_ = fitted(run_);
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::usage) throw;
+      too_large = std::current_exception();
+    }
+    if (best_ && best_->run.memory.recompute == RecomputeSpec{}) return *best_;
+    while (add_a_name()) {
+    }
+    if (!best_) std::rethrow_exception(too_large);
+    for (const double fraction : kFractions) try_list(with_fraction(list_, fraction));
+    fitting(run_).compare_with_kept(*best_);
+    return *best_;
+  }
+
+ private:
+  static constexpr double kFractions[] = {0.75, 0.5, 0.25};
+
+  static OffloadSpec with_fraction(OffloadSpec list, double fraction) {
+    list.fraction = fraction;
+    return list;
+  }
+
+  Fitting fitting(const RunSpec& run) const { return Fitting(library_, run, ranks_, machine_, assume_, others_too_); }
+  MemoryFit fitted(const RunSpec& run) const { return fitting(run).result(); }
+
+  // Tries each name in addition to the list, in all layers and in half of them. Keeps the best, and returns whether there
+  // is one.
+  bool add_a_name() {
+    const OffloadSpec before = list_;
+    bool improves = false;
+    for (const OffloadSpec& list : longer_lists(before))
+      for (const double fraction : {1.0, 0.5}) improves = try_list(with_fraction(list, fraction)) || improves;
+    return improves;
+  }
+
+  std::vector<OffloadSpec> longer_lists(const OffloadSpec& list) const {
+    std::vector<OffloadSpec> lists;
+    if (list.tensors.layer) return lists;
+    const auto add = [&](bool OffloadSpec::*input, bool RecomputeSpec::*name) {
+      OffloadSpec longer = list;
+      (input ? longer.*input : longer.tensors.*name) = true;
+      if (longer != list) lists.push_back(longer);
+    };
+    add(&OffloadSpec::layer_input, nullptr);
+    for (bool RecomputeSpec::*name : recompute_names(run_.model))
+      if (name != &RecomputeSpec::expert_up || !pools_expert_rows(run_)) add(nullptr, name);
+    if (!list.any()) add(nullptr, &RecomputeSpec::layer);
+    return lists;
+  }
+
+  // Keeps the list if it is better than the best one. A list that fits nothing, or needs too much of the host, is not.
+  bool try_list(const OffloadSpec& list) {
+    if (!list.any()) return false;
+    RunSpec run = run_;
+    run.memory.offload = list;
+    try {
+      MemoryFit fit = fitted(run);
+      check_offload(fit.run);
+      const double host = machine_.host_memory_of_rank();
+      if (host > 0 && static_cast<double>(fit.host_bytes) > host) return false;
+      if (best_ && fit.pass_s >= best_->pass_s) return false;
+      best_ = std::move(fit);
+      list_ = list;
+      return true;
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::usage) throw;
+      return false;
+    }
+  }
+
+  PartLibrary& library_;
+  const RunSpec& run_;
+  int64_t ranks_ = 1;
+  const PlanMachine& machine_;
+  const Assumptions& assume_;
+  bool others_too_ = false;
+  std::optional<MemoryFit> best_;
+  OffloadSpec list_;  // that of the best, with the names that its recompute made superfluous
+};
+
+bool chooses_offload(const RunSpec& run, const PlanMachine& machine) {
+  const auto is_named = [&](const char* key) {
+    const auto origin = run.provenance.find(key);
+    return origin != run.provenance.end() && origin->second != "default";
+  };
+  return run.memory.automatic && run.device == DeviceKind::cuda && machine.link_gb_s > 0 && !run.memory.offload.any() &&
+         !is_named("memory.offload") && !is_named("memory.offload_fraction");
+}
+
+// others_too: ranks may also be on GPUs that are not Hopper's.
+MemoryFit fit_on(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                 const Assumptions& assume, bool others_too) {
+  if (chooses_offload(run, machine)) return OffloadSearch(parts, run, ranks, machine, assume, others_too).result();
+  return Fitting(parts, run, ranks, machine, assume, others_too).result();
+}
+
+std::string offload_text(const OffloadSpec& offload) {
+  if (!offload.any()) return "";
+  const std::string list = fmt::format(", memory.offload = {}", offload_list(offload));
+  return offload.fraction == 1 ? list : fmt::format("{}, memory.offload_fraction = {}", list, offload.fraction);
 }
 
 }  // namespace
 
 std::string MemoryFit::text() const {
   return fmt::format(
-      "memory.recompute = {}: a rank needs {} of memory.fit = {}, and {} with nothing recomputed; passes take {:+.1f} % "
+      "memory.recompute = {}{}: a rank needs {} of memory.fit = {}, and {} with nothing recomputed; passes take {:+.1f} % "
       "of time for it",
-      recompute_list(run.memory.recompute), bytes_text(bytes), exact_bytes_text(fit_bytes), bytes_text(kept_bytes),
-      100 * more);
+      recompute_list(run.memory.recompute), offload_text(run.memory.offload), bytes_text(bytes),
+      exact_bytes_text(fit_bytes), bytes_text(kept_bytes), 100 * more);
 }
 
 void leave_out_recomputed(MemorySpec& memory) {
   for (const auto& [name, field] : kRecomputeNames)
     if (field != &RecomputeSpec::layer && memory.recompute.covers(field)) memory.offload.tensors.*field = false;
+  if (!memory.offload.any()) memory.offload = {};
 }
 
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume) {
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
-  return Fitting(parts, run, ranks, machine, assume, /*others_too=*/false).result();
+  return fit_on(parts, run, ranks, machine, assume, /*others_too=*/false);
 }
 
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const GpuKinds& gpus) {
@@ -348,7 +477,7 @@ MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const GpuKinds& gpus) {
   PlanMachine machine = usual_machine(run.device == DeviceKind::cuda);
   if (machine.is_gpu) machine.capability = gpus.hopper ? 90 : 80;
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
-  return Fitting(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others).result();
+  return fit_on(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others);
 }
 
 }  // namespace moebius

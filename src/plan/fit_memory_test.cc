@@ -6,6 +6,7 @@
 #include "config/testing.h"
 #include "engine/engine.h"
 #include "ops/attention/attention_cudnn.h"
+#include "plan/cost/usual_machine.h"
 
 namespace moebius {
 namespace {
@@ -84,6 +85,71 @@ TEST(FitMemory, RecomputedTensorsAreNotOffloaded) {
   memory = {.recompute = {.ranges = {{&RecomputeSpec::mlp, 0, 1}}}, .offload = both};
   leave_out_recomputed(memory);
   EXPECT_EQ(memory.offload, both);
+}
+
+// 8 layers of Qwen3-30B-A3B on a GPU, with more or less memory than they need.
+RunSpec run_of_8_layers(const std::vector<std::string>& more) {
+  std::vector<std::string> set{"train.seq_len=4096", "train.micro_batch=8", "train.global_batch=32"};
+  set.insert(set.end(), more.begin(), more.end());
+  return run_of("bench_qwen3_30b_a3b_8layers.toml", set);
+}
+
+// Copies that overlap with the passes cost less than recompute does, so some tensors are moved. The keys of the choice
+// make the run that was counted.
+TEST(FitMemory, OffloadIsChosenWhereItCostsLess) {
+  for (const char* fit : {"memory.fit=108GiB", "memory.fit=100GiB"}) {
+    const MemoryFit chosen = fit_memory(run_of_8_layers({fit}), 1);
+    const MemoryFit none = fit_memory(run_of_8_layers({fit, "memory.offload=[]"}), 1);
+    EXPECT_TRUE(chosen.run.memory.offload.any()) << chosen.text();
+    EXPECT_FALSE(none.run.memory.offload.any()) << none.text();
+    EXPECT_LT(chosen.more, none.more);
+    EXPECT_EQ(chosen.kept_bytes, none.kept_bytes);
+    EXPECT_LE(chosen.bytes, chosen.fit_bytes);
+    EXPECT_THAT(chosen.text(), HasSubstr(", memory.offload = [\""));
+    EXPECT_THAT(none.text(), testing::Not(HasSubstr("memory.offload")));
+    EngineSpec spec = planned_engine_spec(chosen.run, 1);
+    spec.counts_for_hopper = true;
+    EXPECT_EQ(chosen.bytes, Engine(spec).device_memory().total_bytes());
+    EXPECT_NO_THROW(chosen.run.check(1));
+  }
+}
+
+TEST(FitMemory, OffloadIsNotChosenWhereAllFitsOrTheRecipeNamesIt) {
+  EXPECT_FALSE(fit_memory(run_of_8_layers({"memory.fit=1TiB"}), 1).run.memory.offload.any());
+  const RunSpec named = run_of_8_layers({"memory.fit=108GiB", "memory.offload=[\"layer_input\"]"});
+  EXPECT_EQ(fit_memory(named, 1).run.memory.offload, named.memory.offload);
+  const RunSpec on_cpu = run_of_8_layers({"memory.fit=108GiB", "run.device=cpu"});
+  EXPECT_FALSE(fit_memory(on_cpu, 1).run.memory.offload.any()) << "a CPU has no other memory";
+}
+
+// A host with little memory gets little, and one with a slow link nothing.
+TEST(FitMemory, OffloadDependsOnTheHost) {
+  const RunSpec run = run_of_8_layers({"memory.fit=108GiB", "checkpoint.async=false"});
+  PartLibrary parts;
+  const Assumptions assume;
+  PlanMachine machine = load_machine("h200", MOEBIUS_SOURCE_DIR "/machines");
+  const MemoryFit usual = fit_memory(parts, run, 1, machine, assume);
+  ASSERT_TRUE(usual.run.memory.offload.any());
+  ASSERT_GT(usual.host_bytes, int64_t{1} << 30);
+  machine.host_memory_gb = 8;  // of 8 ranks, and a tenth is left to the system
+  const MemoryFit little = fit_memory(parts, run, 1, machine, assume);
+  EXPECT_LE(static_cast<double>(little.host_bytes), machine.host_memory_of_rank());
+  EXPECT_GT(little.more, usual.more);
+  machine.host_memory_gb = 2000;
+  machine.link_gb_s = 0.5;
+  EXPECT_FALSE(fit_memory(parts, run, 1, machine, assume).run.memory.offload.any());
+}
+
+TEST(FitMemory, UsualMachineIsAnH100) {
+  const PlanMachine usual = usual_machine(/*is_gpu=*/true), h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
+  for (const double PlanMachine::*figure :
+       {&PlanMachine::bf16_tflops, &PlanMachine::fp8_tflops, &PlanMachine::memory_gb, &PlanMachine::memory_tb_s,
+        &PlanMachine::exponentials_t_s, &PlanMachine::f32_tflops, &PlanMachine::multiprocessors, &PlanMachine::portable,
+        &PlanMachine::kernel_us, &PlanMachine::domain_ranks, &PlanMachine::inside_gb_s, &PlanMachine::across_gb_s,
+        &PlanMachine::inside_us, &PlanMachine::across_us, &PlanMachine::link_gb_s})
+    EXPECT_DOUBLE_EQ(usual.*figure, h100.*figure);
+  for (size_t i = 0; i < size_t{kNumShares}; ++i)
+    EXPECT_NEAR(usual.of(PlanSystem::moebius)[i], h100.of(PlanSystem::moebius)[i], 0.05) << i;
 }
 
 // One layer less to recompute, and the run does not fit.

@@ -8,6 +8,7 @@
 
 #include "config/check/expert_rows_bound.h"
 #include "model/gpu_products.h"
+#include "train/notes/block_states_note.h"
 #include "train/precision_note.h"
 
 namespace moebius {
@@ -151,6 +152,7 @@ std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& d
        {dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
     add(note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);
+  add(block_states_note(run));
   return notes;
 }
 

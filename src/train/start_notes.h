@@ -16,7 +16,8 @@ using StartNote = RunNote;
 
 // Returns the notes of a run: on a GPU its kernels on the first of gpus, and a warning of products that a recipe makes
 // slower; the dispatcher and the reason for it; notes of a run that does not balance its experts, saves only at
-// its end, or has a learning rate of 0 in every step; and those of run_notes().
+// its end, or has a learning rate of 0 in every step; and those of run_notes() and
+// block_states_note().
 std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& dispatcher, const GpusFound& gpus,
                                    int64_t num_ranks);
 

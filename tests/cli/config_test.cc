@@ -50,6 +50,14 @@ TEST(CliConfig, PrintsBytesPerParameter) {
               testing::HasSubstr("# parameter  6 bytes: "));
   EXPECT_THAT(text({"optimizer.offload=true", "checkpoint.async=false"}),
               testing::HasSubstr("state 8; master and state are in host memory\n"));
+  // Rows of 128 elements have no blocks of 256.
+  EXPECT_THAT(text({"optimizer.state=8bit"}),
+              testing::AllOf(testing::HasSubstr("# parameter  18 bytes: "),
+                             testing::HasSubstr("# note       optimizer.state = \"8bit\" keeps moments of 100 % of the "
+                                                "parameters in f32, since their rows are not a multiple of 256")));
+  EXPECT_THAT(text({"optimizer.state=8bit", "model.hidden_size=256", "model.moe_intermediate_size=256",
+                    "model.shared_expert_intermediate_size=256", "model.head_dim=64"}),
+              testing::AllOf(testing::HasSubstr(" and state 2.0"), testing::Not(testing::HasSubstr("keeps moments"))));
   const std::vector<std::string> sums_on_host{"optimizer.grad=bf16", "optimizer.offload_grad=true"};
   EXPECT_THAT(text(sums_on_host), testing::HasSubstr("state 8; the gradient is in host memory\n"));
   const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "precision.compute=f32", "--json"}));
@@ -126,6 +134,19 @@ TEST(CliConfig, PredictsGpuMemoryWithoutAGpu) {
   EXPECT_GT(beside.at("host_pinned"), 0);
   EXPECT_GE(beside.at("gpu_predicted_peak").get<double>(),
             bytes + beside.at("gpu_workspaces").get<double>() + beside.at("gpu_kernels").get<double>());
+}
+
+// With activations on the host the rank with the largest plan is not the one that needs most of its GPU.
+TEST(CliConfig, PrintsTheRankThatNeedsMostOfItsGpu) {
+  TestDir dir;
+  const auto json = json_of(run_moebius(
+      dir, {"config", MOEBIUS_SOURCE_DIR "/recipes/deepseek_v3_256_gpus.toml", "--ranks", "256", "--set",
+            "optimizer.state=8bit", "--set", "optimizer.master=bf16_stochastic", "--set", "optimizer.grad=bf16",
+            "--set", "memory.recompute=auto", "--set", "memory.fit=80GiB", "--json"}));
+  const std::string fit = json.at("memory_fit");
+  EXPECT_THAT(fit, testing::HasSubstr(", memory.offload = ["));
+  const double gib = json.at("memory_beside_bytes").at("gpu_predicted_peak").get<double>() / (1 << 30);
+  EXPECT_THAT(fit, testing::HasSubstr(fmt::format(": a rank needs {:.2f} GiB of memory.fit = 80GiB", gib)));
 }
 
 // Sharded layers take less memory of each rank, and so does each of the two keys by itself.

@@ -244,14 +244,15 @@ TEST(Sharding, KeepsTheBitsOfEveryFormat) {
   using enum MasterFormat;
   const Formats all[] = {
       {"adamw", {}},
-      {"remainder", {.master = bf16_remainder}, false},
+      {"remainder", {.master = bf16_remainder}},
       {"half_state_stochastic", {.state = kHalf, .master = bf16_stochastic}},
       {"blocks_offload", {.state = kBlocks, .offload = true}},
       {"half_gradients", {.grad = GradFormat::bf16}, false},
       {"sgd", {.kind = OptimizerKind::sgd}},
       {"muon", {.kind = OptimizerKind::muon}, false},
       {"clipped", {.qk_clip = 0.01}},
-      {"clipped_remainder", {.master = bf16_remainder, .qk_clip = 0.01}, false},
+      {"clipped_remainder", {.master = bf16_remainder, .qk_clip = 0.01}},
+      {"half_state_remainder_offload", {.state = kHalf, .master = bf16_remainder, .offload = true}},
       {"clipped_stochastic", {.state = kHalf, .master = bf16_stochastic, .qk_clip = 0.01}},
   };
   const TestDir dir;
@@ -268,6 +269,7 @@ TEST(Sharding, KeepsTheBitsOfEveryFormat) {
     expect_same_contents(run("fsdp", {.fsdp = true, .num_micro_batches = 1}), whole);
     if (!formats.shards_gradients) continue;
     expect_same_contents(run("both", {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1}), whole);
+    expect_same_contents(run("gradients", {.shard_gradients = true, .num_micro_batches = 1}), whole);
   }
 }
 

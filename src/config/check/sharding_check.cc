@@ -28,9 +28,6 @@ void check_gradients(const RunSpec& s) {
   if (!s.parallel.shard_gradients) return;
   refuse_unless(s, key, s.optimizer.grad == GradFormat::f32,
                 "keeps sums in f32; set optimizer.grad = \"f32\", or remove it");
-  refuse_unless(s, key, s.optimizer.master != MasterFormat::bf16_remainder,
-                "leaves no memory of whole gradients, in which a checkpoint joins weights and remainders; set "
-                "optimizer.master = \"f32\" or \"bf16_stochastic\", or remove it");
   refuse_unless(s, key, s.optimizer.kind != OptimizerKind::muon,
                 "leaves no memory of whole gradients, in which Muon brings a matrix together; set optimizer.name = "
                 "\"adamw\", or remove it");

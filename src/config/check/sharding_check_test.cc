@@ -23,6 +23,8 @@ TEST(CheckSharding, PassesWhatCanBeCombined) {
                       .check(2));
   EXPECT_NO_THROW(parse({"parallel.shard_gradients=true", "precision.recipe=fp8_block"}).check(2));
   EXPECT_NO_THROW(
+      parse({"parallel.shard_gradients=true", "precision.compute=bf16", "optimizer.master=bf16_remainder"}).check(2));
+  EXPECT_NO_THROW(
       parse({"parallel.fsdp=true", "parallel.shard_gradients=true", "lora.rank=4", "lora.targets=[\"q_proj\"]"})
           .check(2));
 }
@@ -52,9 +54,6 @@ TEST(CheckSharding, ErrorsNameTheUnsupportedSetting) {
   EXPECT_THAT(
       error({"optimizer.grad=bf16"}),
       HasSubstr("parallel.shard_gradients = true keeps sums in f32; set optimizer.grad = \"f32\", or remove it"));
-  EXPECT_THAT(error({"optimizer.master=bf16_remainder"}),
-              HasSubstr("parallel.shard_gradients = true leaves no memory of whole gradients, in which a checkpoint "
-                        "joins weights and remainders; set optimizer.master = \"f32\" or \"bf16_stochastic\""));
   EXPECT_THAT(error({"optimizer.name=muon"}),
               HasSubstr("parallel.shard_gradients = true leaves no memory of whole gradients, in which Muon brings a "
                         "matrix together; set optimizer.name = \"adamw\", or remove it"));

@@ -377,15 +377,16 @@ std::vector<KeyText> other_texts() {
       {"memory.recompute",
        "The activations that backward recomputes instead of keeping them ([memory.md](../design/memory.md#recompute)), "
        "in all layers or, as in `layer:0-3,7`, in some. `auto` chooses the fastest of all sets with which a rank needs "
-       "at most `memory.fit`. Results are bitwise identical for all values."},
+       "at most `memory.fit`. On a GPU it chooses `memory.offload` and `memory.offload_fraction` too, unless the recipe "
+       "names one of them ([memory.md](../design/memory.md#to-fit-a-memory)). Results are bitwise identical for all values."},
       {"memory.fit",
        "The most memory that a rank may need on its device. A run that needs more ends before it begins. With "
-       "`memory.recompute = \"auto\"` it decides what is recomputed. If it is empty, there is no limit."},
+       "`memory.recompute = \"auto\"` it decides what is recomputed and offloaded. If it is empty, there is no limit."},
       {"memory.offload",
        "The activations that layers keep for backward in pinned host memory "
        "([memory.md](../design/memory.md#activations-on-the-host)): `layer_input`, and the names of "
        "`memory.recompute`; `layer` is all of them. The copies overlap with the forward and the backward pass. "
-       "Results are bitwise identical for all values."},
+       "An empty list keeps `memory.recompute = \"auto\"` from choosing. Results are bitwise identical for all values."},
       {"memory.offload_fraction",
        "The share of the layers of each stage whose activations `memory.offload` moves. Their number is rounded up, "
        "and they are spread evenly from the first layer on."},

@@ -1,0 +1,57 @@
+#include "plan/cost/usual_machine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "device/device.h"
+#include "device/gpus_found.h"
+
+namespace moebius {
+namespace {
+
+constexpr double kGiB = 1073741824.0;
+
+// Returns the memory of this host for each of its GPUs, in whole steps of 16 GiB, so that hosts of one kind give the
+// same figure; 0 without a GPU.
+double host_bytes_of_gpu() {
+  const auto gpus = static_cast<double>(gpus_found().visible.size());
+  if (gpus == 0) return 0;
+  return std::max(kGiB, 16 * kGiB * std::floor(static_cast<double>(available_memory_bytes()) / gpus / (16 * kGiB)));
+}
+
+}  // namespace
+
+PlanMachine usual_machine(bool is_gpu) {
+  PlanMachine m{.name = is_gpu ? "a GPU" : "a CPU", .is_gpu = is_gpu};
+  m.bf16_tflops = is_gpu ? 989 : 1;
+  m.fp8_tflops = is_gpu ? 1979 : 0;
+  m.memory_gb = 83.7;
+  m.memory_tb_s = is_gpu ? 3.35 : 0.1;
+  m.threads = is_gpu ? 0 : 16;
+  m.exponentials_t_s = is_gpu ? 3.9 : 0;
+  m.f32_tflops = is_gpu ? 67 : 0;
+  m.multiprocessors = is_gpu ? 132 : 0;
+  m.portable = is_gpu ? 0.53 : 1;
+  m.kernel_us = is_gpu ? 3.7 : 1;
+  m.domain_ranks = 8;
+  m.inside_gb_s = is_gpu ? 450 : 20;
+  m.across_gb_s = is_gpu ? 50 : 10;
+  m.inside_us = 22;
+  m.across_us = 40;
+  m.link_gb_s = is_gpu ? 45 : 0;
+  m.host_memory_gb = is_gpu ? 2000 : 0;
+  m.host_ranks = 8;
+  Shares& shares = m.of(PlanSystem::moebius);
+  shares.fill(0.6);
+  shares[static_cast<size_t>(Share::attention_backward)] = 0.4;
+  shares[static_cast<size_t>(Share::memory)] = 0.8;
+  if (is_gpu) shares = {0.7176, 0.5583, 0.4633, 1.045, 0.7021, 0.7889, 0.7455, 0.8};  // in the order of Share
+  m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
+  if (const double bytes = is_gpu ? host_bytes_of_gpu() : 0; bytes > 0) {
+    m.host_memory_gb = bytes / 1e9;
+    m.host_ranks = 1;
+  }
+  return m;
+}
+
+}  // namespace moebius

@@ -1,0 +1,12 @@
+// The machine that memory.recompute = "auto" plans for if none is named.
+#pragma once
+
+#include "plan/machine.h"
+
+namespace moebius {
+
+// Returns the figures of machines/h100.toml, which are fitted to measured runs, or those of a server's CPU. If this host
+// has GPUs, a rank's share of the host's available memory is that of this host.
+PlanMachine usual_machine(bool is_gpu);
+
+}  // namespace moebius
