@@ -266,6 +266,7 @@ TEST(Counters, LeaveNoOpAndNoCallOfAGroupOut) {
       "fill_normal",          "rope_table",   "clear_stash",            // the start of a run
       "join_master",          "split_master", "find_nonfinite",         // checkpoints, and the search for a bad value
       "d_gated_quantised",    "dequantize",   "dequantize_transposed",  // GPUs
+      "low_rank_block",                                                 // GPUs, whose products add an adapter's term
       "newton_schulz",                                                  // its steps are ops
   };
   const std::set<std::string> names = names_of_ops();

@@ -20,6 +20,12 @@ TEST(Texts, OfSmallValuesHaveSignificantDigits) {
   EXPECT_EQ(seconds_text(0.00125), "1.25 ms");
 }
 
+TEST(Texts, OfDaysAndHoursHaveThreeDigits) {
+  EXPECT_EQ(quantity_text(0.19004), "0.19");
+  EXPECT_EQ(quantity_text(23.44), "23.4");
+  EXPECT_EQ(quantity_text(31863.6), "31864");
+}
+
 TEST(Texts, NameTheGpuThatARunNeeds) {
   const auto text = [](const char* overlap) {
     const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
