@@ -37,6 +37,7 @@ const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation:
 const Names<PlanRecompute> kRecomputes{
     {"recipe", PlanRecompute::from_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
+const Names<bool> kTpOverlaps{{"none", false}, {"products", true}};
 
 template <class Kind>
 Kind value_of(const Names<Kind>& names, const std::string& key, const std::string& text) {
@@ -140,6 +141,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
       a.permutation = value_of(kPermutations, key, value);
     } else if (key == "recompute") {
       a.recompute = value_of(kRecomputes, key, value);
+    } else if (key == "tp_overlap") {
+      a.tp_overlap = value_of(kTpOverlaps, key, value);
     } else if (key == "load") {
       a.load = load_of(value);
     } else if (key == "jitter") {
@@ -153,7 +156,7 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
                     "--assume {}: generation is not predicted, only training; time a model with moebius generate", key);
       MOEBIUS_FAIL(usage,
                    "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
-                   "permutation, recompute, load, jitter, straggler, tokens",
+                   "permutation, recompute, tp_overlap, load, jitter, straggler, tokens",
                    key);
     }
   }
@@ -163,6 +166,9 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
   MOEBIUS_CHECK(usage, !is_own || a.recompute == PlanRecompute::from_recipe,
                 "--assume recompute: its values are Megatron Core's; add --assume system=megatron, or set "
                 "memory.recompute");
+  MOEBIUS_CHECK(usage, !is_own || !a.tp_overlap,
+                "--assume tp_overlap: only Megatron Core overlaps the exchanges of tp with products; add --assume "
+                "system=megatron, or leave it out");
   return a;
 }
 
@@ -173,8 +179,8 @@ std::string to_string(const Assumptions& a) {
       text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
       a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
   if (a.system == PlanSystem::megatron)
-    text += fmt::format(", permutation {}, recompute {}", text_of(kPermutations, a.permutation),
-                        text_of(kRecomputes, a.recompute));
+    text += fmt::format(", permutation {}, recompute {}, tp_overlap {}", text_of(kPermutations, a.permutation),
+                        text_of(kRecomputes, a.recompute), text_of(kTpOverlaps, a.tp_overlap));
   return text;
 }
 

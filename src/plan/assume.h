@@ -41,6 +41,7 @@ struct Assumptions {
   PlanPermutation permutation = PlanPermutation::memory_efficient;
   PlanRecompute recompute = PlanRecompute::from_recipe;
   bool merged_overlap = false;  // expert_overlap = merged: rows are exchanged during a pass of another micro-batch
+  bool tp_overlap = false;      // tp_overlap = products: Megatron's tp_comm_overlap
   PlanLoad load;
   double jitter = -1;    // standard deviation of a rank's step time, relative to its mean; below 0: the machine's
   double straggler = 0;  // the additional relative time of the slowest rank, besides jitter
@@ -51,8 +52,8 @@ struct Assumptions {
 };
 
 // Parses one KEY=VALUE from each text. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation,
-// recompute, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows
-// of the busiest rank over the mean.
+// recompute, tp_overlap, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's
+// metrics.jsonl. X: rows of the busiest rank over the mean.
 // Throws Error{usage} for an unknown key or value, with the known ones; Error{io} or Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);
