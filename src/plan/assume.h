@@ -28,6 +28,8 @@ struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
   double busiest_expert = 0;  // > 0: rows of the busiest expert over the mean, as a run measured
   double stated = 0;          // > 0: the imbalance itself (load=rank:X)
+  // Rows of each expert of each MoE layer, as a run measured. They count for a model with as many experts.
+  std::vector<std::vector<double>> measured;
   std::string text = "balanced";
   // Returns the imbalance of a layer with `experts` experts on `ep` ranks.
   double busiest_rank(int64_t experts, int64_t ep) const;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -174,6 +175,20 @@ TEST(PlanText, NamesStepsOfSmallKernels) {
   };
   EXPECT_THAT(text(recipe("demo.toml")), testing::HasSubstr("% of the step is between kernels"));
   EXPECT_THAT(text(recipe("bench_olmoe_1b_7b.toml")), testing::Not(testing::HasSubstr("small kernels")));
+}
+
+// The busiest of two ranks has 6 of 8 rows of the first layer, and 5 of 8 of the second.
+TEST(Assumptions, LoadOfARunIsThatOfItsExperts) {
+  const std::string path = ::testing::TempDir() + "/load_of_a_run.jsonl";
+  std::ofstream(path) << R"({"kind": "train", "expert_load_max_over_mean": 2.5, )"
+                      << R"("moe": [{"load": [5, 1, 2, 0]}, {"load": [1, 2, 1, 4]}]})"
+                      << "\n";
+  const PlanLoad load = parse_assumptions({"load=" + path}).load;
+  EXPECT_DOUBLE_EQ(load.busiest_rank(4, 2), (6.0 / 4 + 5.0 / 4) / 2);
+  EXPECT_DOUBLE_EQ(load.busiest_rank(4, 4), (5.0 / 2 + 4.0 / 2) / 2);
+  EXPECT_DOUBLE_EQ(load.busiest_rank(8, 8), 2.5) << "a model with other experts";
+  EXPECT_DOUBLE_EQ(load.busiest_rank(8, 2), 1.75);
+  EXPECT_DOUBLE_EQ(PlanLoad{.busiest_expert = 7}.busiest_rank(4, 2), 2) << "no rank has more than all rows";
 }
 
 TEST(Assumptions, InvalidLoadErrorListsTheChoices) {
