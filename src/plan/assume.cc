@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -37,6 +38,7 @@ const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation:
 const Names<PlanRecompute> kRecomputes{
     {"recipe", PlanRecompute::from_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
+const Names<bool> kTpOverlaps{{"none", false}, {"products", true}};
 
 template <class Kind>
 Kind value_of(const Names<Kind>& names, const std::string& key, const std::string& text) {
@@ -64,19 +66,37 @@ double number(const std::string& key, const std::string& text, double least, dou
 }
 
 // Returns the load in the last record of a run that has it.
-double measured_load(const std::string& path) {
+PlanLoad measured_load(const std::string& path) {
   std::istringstream lines(read_file(path));
-  double load = 0;
+  PlanLoad load{.text = path};
   for (std::string line; std::getline(lines, line);) {
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (record.is_object() && record.contains("expert_load_max_over_mean") &&
-        record["expert_load_max_over_mean"].is_number())
-      load = record["expert_load_max_over_mean"].get<double>();
+    const char* key = "expert_load_max_over_mean";
+    if (!record.is_object() || !record.contains(key) || !record[key].is_number()) continue;
+    load.busiest_expert = record[key].get<double>();
+    load.measured.clear();
+    const auto layers = record.contains("moe") && record["moe"].is_array() ? record["moe"] : nlohmann::json::array();
+    for (const auto& layer : layers) {
+      const bool has_list = layer.is_object() && layer.contains("load") && layer["load"].is_array();
+      const auto rows = has_list ? layer["load"] : nlohmann::json::array();
+      const bool is_read = std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.is_number(); });
+      load.measured.push_back(is_read ? rows.get<std::vector<double>>() : std::vector<double>());
+    }
   }
-  MOEBIUS_CHECK(input, load >= 1,
+  MOEBIUS_CHECK(input, load.busiest_expert >= 1,
                 "--assume load: {} has no train record with expert_load_max_over_mean; expected a run's metrics.jsonl",
                 path);
   return load;
+}
+
+// Returns the rows of the busiest of ep ranks over the mean. Each rank has a block of the experts.
+double busiest_of(const std::vector<double>& experts, int64_t ep) {
+  const auto of_rank = static_cast<std::ptrdiff_t>(std::ssize(experts) / ep);
+  double most = 0;
+  for (auto first = experts.begin(); experts.end() - first >= of_rank; first += of_rank)
+    most = std::max(most, std::accumulate(first, first + of_rank, 0.0));
+  const double all = std::accumulate(experts.begin(), experts.end(), 0.0);
+  return all > 0 ? most / all * static_cast<double>(ep) : 1;
 }
 
 PlanLoad load_of(const std::string& text) {
@@ -88,7 +108,7 @@ PlanLoad load_of(const std::string& text) {
                 "--assume load: expected balanced, zipf:EXPONENT, rank:FACTOR, or the path of a run's metrics.jsonl; "
                 "got \"{}\", which is no file",
                 text);
-  return {.busiest_expert = measured_load(text), .text = text};
+  return measured_load(text);
 }
 
 }  // namespace
@@ -97,9 +117,16 @@ double PlanLoad::busiest_rank(int64_t experts, int64_t ep) const {
   if (ep <= 1 || experts <= 0) return 1;
   if (stated > 0) return std::min(stated, static_cast<double>(ep));
   const int64_t e = experts / ep;
-  // The loads of a rank's experts are independent, so the deviation of their mean falls with the square root
+  const auto is_of_model = [&](const std::vector<double>& layer) { return std::ssize(layer) == experts; };
+  if (!measured.empty() && experts % ep == 0 && std::all_of(measured.begin(), measured.end(), is_of_model)) {
+    double sum = 0;
+    for (const std::vector<double>& layer : measured) sum += busiest_of(layer, ep);
+    return sum / static_cast<double>(measured.size());
+  }
+  // The loads of a rank's experts are taken as independent, so the deviation of their mean falls with the square root
   // of their number.
-  if (busiest_expert > 0) return 1 + (busiest_expert - 1) / std::sqrt(static_cast<double>(e));
+  if (busiest_expert > 0)
+    return std::min(static_cast<double>(ep), 1 + (busiest_expert - 1) / std::sqrt(static_cast<double>(e)));
   if (zipf == 0) return 1;
   // The order of popularity is as in the benchmarks' routes (bench/shapes.h): rank[e] = (5 e + 3) mod E.
   std::vector<double> of_rank(static_cast<size_t>(ep), 0.0);
@@ -140,6 +167,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
       a.permutation = value_of(kPermutations, key, value);
     } else if (key == "recompute") {
       a.recompute = value_of(kRecomputes, key, value);
+    } else if (key == "tp_overlap") {
+      a.tp_overlap = value_of(kTpOverlaps, key, value);
     } else if (key == "load") {
       a.load = load_of(value);
     } else if (key == "jitter") {
@@ -153,7 +182,7 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
                     "--assume {}: generation is not predicted, only training; time a model with moebius generate", key);
       MOEBIUS_FAIL(usage,
                    "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
-                   "permutation, recompute, load, jitter, straggler, tokens",
+                   "permutation, recompute, tp_overlap, load, jitter, straggler, tokens",
                    key);
     }
   }
@@ -163,6 +192,9 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
   MOEBIUS_CHECK(usage, !is_own || a.recompute == PlanRecompute::from_recipe,
                 "--assume recompute: its values are Megatron Core's; add --assume system=megatron, or set "
                 "memory.recompute");
+  MOEBIUS_CHECK(usage, !is_own || !a.tp_overlap,
+                "--assume tp_overlap: only Megatron Core overlaps the exchanges of tp with products; add --assume "
+                "system=megatron, or leave it out");
   return a;
 }
 
@@ -173,8 +205,8 @@ std::string to_string(const Assumptions& a) {
       text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
       a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
   if (a.system == PlanSystem::megatron)
-    text += fmt::format(", permutation {}, recompute {}", text_of(kPermutations, a.permutation),
-                        text_of(kRecomputes, a.recompute));
+    text += fmt::format(", permutation {}, recompute {}, tp_overlap {}", text_of(kPermutations, a.permutation),
+                        text_of(kRecomputes, a.recompute), text_of(kTpOverlaps, a.tp_overlap));
   return text;
 }
 

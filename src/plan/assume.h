@@ -28,6 +28,8 @@ struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
   double busiest_expert = 0;  // > 0: rows of the busiest expert over the mean, as a run measured
   double stated = 0;          // > 0: the imbalance itself (load=rank:X)
+  // Rows of each expert of each MoE layer, as a run measured. They count for a model with as many experts.
+  std::vector<std::vector<double>> measured;
   std::string text = "balanced";
   // Returns the imbalance of a layer with `experts` experts on `ep` ranks.
   double busiest_rank(int64_t experts, int64_t ep) const;
@@ -41,6 +43,7 @@ struct Assumptions {
   PlanPermutation permutation = PlanPermutation::memory_efficient;
   PlanRecompute recompute = PlanRecompute::from_recipe;
   bool merged_overlap = false;  // expert_overlap = merged: rows are exchanged during a pass of another micro-batch
+  bool tp_overlap = false;      // tp_overlap = products: Megatron's tp_comm_overlap
   PlanLoad load;
   double jitter = -1;    // standard deviation of a rank's step time, relative to its mean; below 0: the machine's
   double straggler = 0;  // the additional relative time of the slowest rank, besides jitter
@@ -51,8 +54,8 @@ struct Assumptions {
 };
 
 // Parses one KEY=VALUE from each text. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation,
-// recompute, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's metrics.jsonl. X: rows
-// of the busiest rank over the mean.
+// recompute, tp_overlap, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's
+// metrics.jsonl. X: rows of the busiest rank over the mean.
 // Throws Error{usage} for an unknown key or value, with the known ones; Error{io} or Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);

@@ -189,13 +189,20 @@ PlanMachine parse_machine(const std::string& text, const std::string& name) {
   }
   std::vector<std::string> needed{"machine.name", "machine.device"};
   for (const MachineFigure& f : machine_figures()) needed.push_back(fmt::format("{}.{}", f.table, f.key));
-  for (const std::string& key : needed)
-    MOEBIUS_CHECK(usage, std::find(given.begin(), given.end(), key) != given.end(),
-                  "machine {}: expected {}; it is missing", name, key);
+  std::erase_if(needed,
+                [&](const std::string& key) { return std::find(given.begin(), given.end(), key) != given.end(); });
+  MOEBIUS_CHECK(usage, needed.empty(), "machine {}: expected {}; {} missing", name, fmt::join(needed, ", "),
+                needed.size() == 1 ? "it is" : "they are");
   MOEBIUS_CHECK(usage, m.is_gpu || m.threads >= 1,
                 "machine {}: rank.threads must be at least 1 where machine.device is \"cpu\"; got {}", name, m.threads);
   MOEBIUS_CHECK(usage, m.is_gpu || m.capability == 0,
                 "machine {}: machine.capability is that of a GPU, and machine.device is \"cpu\"; leave it out", name);
+  MOEBIUS_CHECK(usage, !m.is_gpu || m.multiprocessors >= 1,
+                "machine {}: rank.multiprocessors must be at least 1 where machine.device is \"cuda\"; got {}", name,
+                m.multiprocessors);
+  MOEBIUS_CHECK(usage, m.f32_tflops <= m.bf16_tflops,
+                "machine {}: rank.f32_tflops, of scalar arithmetic, must be at most rank.bf16_tflops = {}; got {}",
+                name, m.bf16_tflops, m.f32_tflops);
   for (const auto& [key, rate] : {std::pair("fp8_tflops", m.fp8_tflops), std::pair("nvfp4_tflops", m.nvfp4_tflops)})
     MOEBIUS_CHECK(usage, rate == 0 || rate >= m.bf16_tflops,
                   "machine {}: rank.{} must be 0 where there are no such products, or at least rank.bf16_tflops = {}; "

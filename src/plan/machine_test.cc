@@ -91,6 +91,14 @@ TEST(Machines, ErrorsNameTheMachineOrTheKey) {
   EXPECT_THAT(text_of("fp8_tflops = { is = 1979,", "fp8_tflops = { is = 197,"),
               HasSubstr("rank.fp8_tflops must be 0 where there are no such products, or at least rank.bf16_tflops = "
                         "989; got 197"));
+  EXPECT_THAT(text_of("multiprocessors = { is = 132,", "multiprocessors = { is = 0,"),
+              HasSubstr("rank.multiprocessors must be at least 1 where machine.device is \"cuda\"; got 0"));
+  EXPECT_THAT(text_of("f32_tflops = { is = 67,", "f32_tflops = { is = 67000,"),
+              HasSubstr("must be at most rank.bf16_tflops = 989; got 67000"));
+  EXPECT_THAT(refused([&] { parse_machine(good.substr(0, good.find("[links]")), "m.toml"); }),
+              HasSubstr("expected links.domain_ranks, links.inside_gb_s, links.across_gb_s, links.inside_us, "
+                        "links.across_us, host.layer_us, host.link_gb_s, host.memory_gb, host.read_gb_s, "
+                        "host.write_gb_s, host.ranks; they are missing"));
   EXPECT_THAT(text_of("inside = { is = 0", "inside = { is = 2"), HasSubstr("share.moebius.inside must be from 0.001"));
   EXPECT_THAT(text_of("[links]", "[host]"), HasSubstr("m.toml"));
   EXPECT_THAT(text_of("products = { is", "products = { was"), HasSubstr("must be { is = NUMBER, from = \"SOURCE\" }"));

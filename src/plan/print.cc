@@ -26,8 +26,8 @@ std::string run_text(const Prediction& p, const RunSpec& run, const Assumptions&
   if (p.run_s <= 0) return "run        how long it takes: set train.steps, or --assume tokens=N\n";
   const double tokens = p.tokens * p.run_s / p.step_s;
   const std::string what = assume.tokens > 0 ? "assumed" : fmt::format("of train.steps = {}", run.train.steps);
-  return fmt::format("run        {:.4g} tokens ({}): {}, {:.0f} {}-hours\n", tokens, what, duration_text(p.run_s),
-                     rank_hours(p), p.is_gpu ? "GPU" : "rank");
+  return fmt::format("run        {:.4g} tokens ({}): {}, {} {}-hours\n", tokens, what, duration_text(p.run_s),
+                     quantity_text(rank_hours(p)), p.is_gpu ? "GPU" : "rank");
 }
 
 // Prints the actions of the schedule. Neighbours whose times are the same share a line.
@@ -147,6 +147,8 @@ nlohmann::ordered_json point_json(const Sweep& sweep, const SweptPoint& p) {
 }  // namespace
 
 std::string seconds_text(double s) { return s >= 1 ? fmt::format("{:.3f} s", s) : fmt::format("{:.2f} ms", 1e3 * s); }
+
+std::string quantity_text(double x) { return x >= 100 ? fmt::format("{:.0f}", x) : fmt::format("{:.3g}", x); }
 
 std::string rate_text(double rate) { return rate >= 10 ? fmt::format("{:.1f}", rate) : fmt::format("{:.4g}", rate); }
 

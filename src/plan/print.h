@@ -22,6 +22,8 @@ nlohmann::ordered_json fit_json(const FitResult& result);
 std::string seconds_text(double s);
 // Returns a rate with one decimal, and with four digits where it is small: "351.2", "0.01234".
 std::string rate_text(double rate);
+// Returns days or hours with three digits, and as a whole number from 100 on: "31864", "23.4", "0.19".
+std::string quantity_text(double x);
 // Returns a string such as "tp 2, cp 1, dp 8, pp 4, etp 1, ep 16, edp 1".
 std::string mesh_text(const MeshShape& mesh);
 

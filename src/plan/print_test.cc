@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -18,6 +19,12 @@ TEST(Texts, OfSmallValuesHaveSignificantDigits) {
   EXPECT_EQ(rate_text(0.0123456), "0.01235");
   EXPECT_EQ(seconds_text(1.25), "1.250 s");
   EXPECT_EQ(seconds_text(0.00125), "1.25 ms");
+}
+
+TEST(Texts, OfDaysAndHoursHaveThreeDigits) {
+  EXPECT_EQ(quantity_text(0.19004), "0.19");
+  EXPECT_EQ(quantity_text(23.44), "23.4");
+  EXPECT_EQ(quantity_text(31863.6), "31864");
 }
 
 TEST(Texts, NameTheGpuThatARunNeeds) {
@@ -168,6 +175,20 @@ TEST(PlanText, NamesStepsOfSmallKernels) {
   };
   EXPECT_THAT(text(recipe("demo.toml")), testing::HasSubstr("% of the step is between kernels"));
   EXPECT_THAT(text(recipe("bench_olmoe_1b_7b.toml")), testing::Not(testing::HasSubstr("small kernels")));
+}
+
+// The busiest of two ranks has 6 of 8 rows of the first layer, and 5 of 8 of the second.
+TEST(Assumptions, LoadOfARunIsThatOfItsExperts) {
+  const std::string path = ::testing::TempDir() + "/load_of_a_run.jsonl";
+  std::ofstream(path) << R"({"kind": "train", "expert_load_max_over_mean": 2.5, )"
+                      << R"("moe": [{"load": [5, 1, 2, 0]}, {"load": [1, 2, 1, 4]}]})"
+                      << "\n";
+  const PlanLoad load = parse_assumptions({"load=" + path}).load;
+  EXPECT_DOUBLE_EQ(load.busiest_rank(4, 2), (6.0 / 4 + 5.0 / 4) / 2);
+  EXPECT_DOUBLE_EQ(load.busiest_rank(4, 4), (5.0 / 2 + 4.0 / 2) / 2);
+  EXPECT_DOUBLE_EQ(load.busiest_rank(8, 8), 2.5) << "a model with other experts";
+  EXPECT_DOUBLE_EQ(load.busiest_rank(8, 2), 1.75);
+  EXPECT_DOUBLE_EQ(PlanLoad{.busiest_expert = 7}.busiest_rank(4, 2), 2) << "no rank has more than all rows";
 }
 
 TEST(Assumptions, InvalidLoadErrorListsTheChoices) {

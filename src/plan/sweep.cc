@@ -150,10 +150,10 @@ std::string sweep_text(const Sweep& s) {
     }
     const Prediction& q = *p.prediction;
     const std::string step = q.step_s >= 1 ? fmt::format("{:.3f}", q.step_s) : fmt::format("{:.4g}", q.step_s);
-    text += fmt::format("{:>10}  {:>10.1f}  {:>8}  {:>5.1f}%  {:>11}  {:<4}  {:>10.2f}  {:>10.0f}{}\n", step,
+    text += fmt::format("{:>10}  {:>10.1f}  {:>8}  {:>5.1f}%  {:>11}  {:<4}  {:>10}  {:>10}{}\n", step,
                         q.tokens_per_s_per_gpu, rate_text(q.model_tflops_per_gpu), 100 * q.bubble,
-                        bytes_text(q.fullest_rank().total()), fits(q) ? "yes" : "no", q.run_s / 86400,
-                        q.run_s / 3600 * static_cast<double>(q.ranks), layout_text(s, p));
+                        bytes_text(q.fullest_rank().total()), fits(q) ? "yes" : "no", quantity_text(q.run_s / 86400),
+                        quantity_text(q.run_s / 3600 * static_cast<double>(q.ranks)), layout_text(s, p));
   }
   return text;
 }

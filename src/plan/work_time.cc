@@ -216,6 +216,12 @@ void overlap_own_rows(PassTime& forward, PassTime& backward, const TimeContext& 
   }
 }
 
+// Overlaps the exchanges of tp with products. Each is in tp pieces, and one of them has no product beside it.
+void overlap_tp(PassTime& time, const TimeContext& c) {
+  const double pieces = static_cast<double>(c.spec.mesh.tp), sent = time.groups[static_cast<size_t>(Axis::tp)];
+  time.hidden += std::min((1 - 1 / pieces) * sent, time.kernels[static_cast<size_t>(KernelClass::products)]);
+}
+
 PassTime time_of(const TimeContext& c, const PartWork& part, PassWork PartWork::*pass) {
   const SimplerParts& of = part.simpler;
   if (!of.experts) return pass_time(c, part.*pass);
@@ -434,7 +440,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_memory(t.backward, c, static_cast<double>(num_moe) * (2 * permuted_bytes(c) + biased.backward));
   }
   if (is_moe && c.assume.system == PlanSystem::megatron) add_recompute(t, c, part, num_moe);
-  const auto num_layers = static_cast<double>(is_layer ? 1 : num_moe);
+  // Without experts the host waits for nothing, and its launches are ahead of the device.
+  const auto num_layers = static_cast<double>(c.spec.model.num_experts == 0 ? 0 : is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
   t.backward.host = 2 * t.forward.host;
   // If Megatron recomputes a whole layer, it sends the rows again.
@@ -450,6 +457,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);
+  if (c.assume.tp_overlap && is_layer)
+    for (PassTime* pass : {&t.forward, &t.backward}) overlap_tp(*pass, c);
   return t;
 }
 

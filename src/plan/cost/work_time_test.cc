@@ -142,5 +142,23 @@ TEST(WorkTime, OfWindowsCountsWholeTiles) {
   EXPECT_NEAR(narrow / wide, keys(128) / keys(1024), 1e-3);
 }
 
+// One of the two pieces of each exchange of tp overlaps with products.
+TEST(WorkTime, ExchangesOfTpMayOverlapWithProducts) {
+  PartLibrary parts;
+  const RunSpec run = recipe("bench_dense_3b.toml", {"parallel.tp=2", "run.graph=false"});
+  const auto predicted = [&](std::vector<std::string> texts) {
+    texts.emplace_back("system=megatron");
+    return predict(parts, run, 8, machine("h100"), parse_assumptions(texts));
+  };
+  const Prediction plain = predicted({}), overlap = predicted({"tp_overlap=products"});
+  const double exposed = plain.axes.at("tp").exposed_s;
+  EXPECT_EQ(plain.axes.at("tp").hidden_s, 0);
+  EXPECT_NEAR(overlap.axes.at("tp").hidden_s, exposed / 2, 0.05 * exposed);
+  EXPECT_LT(overlap.step_s, plain.step_s);
+  EXPECT_EQ(plain.phases.contains("host") ? plain.phases.at("host") : 0, 0) << "without experts the host does not wait";
+  EXPECT_NE(refused([] { parse_assumptions({"tp_overlap=products"}); }).find("add --assume system=megatron"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace moebius
