@@ -15,6 +15,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
+#include "parallel/optim/kept_states.h"
 
 namespace moebius {
 namespace {
@@ -174,6 +175,7 @@ void Engine::make_optimizer() {
   spec.shards_weights = spec_.fsdp;
   spec.shards_gradients = spec_.shard_gradients;
   sharding_ = make_sharding(params, mesh_, plan_, spec);
+  keep_states(*spec_.optimizer, params);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
   const OptimizerContext context{*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()};
   optimizer_ = moebius::make_optimizer(context);
