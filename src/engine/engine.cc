@@ -285,6 +285,7 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
 void Engine::read_clock(bool had_pending) {
   clock_.read(gpu_.get());
   if (!optimizer_ || !spec_.optimizer->offload || spec_.device == DeviceKind::null) return;
+  if (plan_.bytes(Life::host) == plan_.offloaded_bytes()) return;  // all states are on the device
   const StreamedUpdate* streamed = optimizer_->streamed();
   const bool ran = !pending_ || had_pending;
   clock_.set_states(!ran ? 0 : streamed ? streamed->seconds() : clock_.times().optimizer_s, had_pending);
