@@ -149,7 +149,7 @@ TEST(OverlappedUpdate, IsCompleteBeforeOtherPasses) {
   }
 }
 
-// A run goes on from the checkpoint of a run with another buffer.
+// A run resumes from the checkpoint of a run with another buffer.
 TEST(OverlappedUpdate, ResumesWithAnotherBuffer) {
   const TestDir dir;
   const std::unique_ptr<Transport> self = make_self_transport();
