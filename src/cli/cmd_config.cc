@@ -199,7 +199,10 @@ ParameterBytes parameter_bytes(const RunSpec& run) {
           .state = state_bytes(run.optimizer) * (1 - in_f32) + 4.0 * moments * in_f32};
 }
 
-const char* offload_text(const OptimizerSpec& o) {
+std::string offload_text(const OptimizerSpec& o) {
+  if (o.offload && o.offload_buffer > 0)
+    return fmt::format("; {}master and state are in host memory beyond {} GiB of optimizer.offload_buffer",
+                       o.offload_grad ? "gradient, and " : "", o.offload_buffer);
   if (o.offload && o.offload_grad) return "; gradient, master and state are in host memory";
   if (o.offload) return "; master and state are in host memory";
   return o.offload_grad ? "; the gradient is in host memory" : "";

@@ -145,6 +145,7 @@ TEST(Check, SumsOfGradientsInBf16) {
   EXPECT_THAT(check_error({"optimizer.offload_grad=true"}),
               HasSubstr("optimizer.offload_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
                         "remove it [--set]"));
+  EXPECT_THAT(check_error({"optimizer.offload_buffer=2"}), HasSubstr("optimizer.offload is false; set it to true"));
   EXPECT_THAT(check_error({"optimizer.fuse_grad=true"}),
               HasSubstr("optimizer.fuse_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
                         "remove it [--set]"));

@@ -16,6 +16,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/cublas_lt.h"
 #include "ops/gemm/gemm_device.h"
+#include "parallel/optim/kept_states.h"
 
 namespace moebius {
 namespace {
@@ -175,6 +176,7 @@ void Engine::make_optimizer() {
   spec.shards_weights = spec_.fsdp;
   spec.shards_gradients = spec_.shard_gradients;
   sharding_ = make_sharding(params, mesh_, plan_, spec);
+  keep_states(*spec_.optimizer, params);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
   const OptimizerContext context{*spec_.optimizer, params, plan_, spec_.seed, &mesh_, sharding_.get()};
   optimizer_ = moebius::make_optimizer(context);
@@ -284,6 +286,7 @@ void Engine::step(BatchSource& source, int64_t step, double lr) {
 void Engine::read_clock(bool had_pending) {
   clock_.read(gpu_.get());
   if (!optimizer_ || !spec_.optimizer->offload || spec_.device == DeviceKind::null) return;
+  if (plan_.bytes(Life::host) == plan_.offloaded_bytes()) return;  // all states are on the device
   const StreamedUpdate* streamed = optimizer_->streamed();
   const bool ran = !pending_ || had_pending;
   clock_.set_states(!ran ? 0 : streamed ? streamed->seconds() : clock_.times().optimizer_s, had_pending);

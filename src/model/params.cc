@@ -130,9 +130,21 @@ void ParamTable::own(size_t i, const ElementRange& range) {
   MOEBIUS_ASSERT(!p.is_quantised() || optimizer_.master == MasterFormat::f32);
   p.has_master = optimizer_.master == MasterFormat::f32;
   p.has_remainder = optimizer_.master == MasterFormat::bf16_remainder;
-  const Life life = optimizer_.offload ? Life::host : Life::master;
-  if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {range.count}, DType::f32, life);
-  if (p.has_remainder) plan_.declare(p.remainder_n, p.spec.name + ".remainder", {range.count}, DType::u16, life);
+  declare_master(p, optimizer_.offload ? Life::host : Life::master);
+}
+
+void ParamTable::declare_master(Param& p, Life life) {
+  if (p.has_master) plan_.declare(p.master_n, p.spec.name + ".master", {p.owned.count}, DType::f32, life);
+  if (p.has_remainder) plan_.declare(p.remainder_n, p.spec.name + ".remainder", {p.owned.count}, DType::u16, life);
+}
+
+void ParamTable::keep_states(size_t i) {
+  Param& p = params_[i];
+  MOEBIUS_ASSERT(optimizer_.offload && p.has_grad && !p.keeps_states);
+  p.keeps_states = true;
+  if (p.has_master) plan_.withdraw(p.master_n);
+  if (p.has_remainder) plan_.withdraw(p.remainder_n);
+  declare_master(p, Life::optimizer);
 }
 
 void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {

@@ -111,6 +111,8 @@ struct Param {
   OwnedPiece kept_gradient;
   bool shards_weights() const { return kept_weights.of != nullptr; }
   bool shards_gradient() const { return kept_gradient.of != nullptr; }
+  // With optimizer.offload: master and moments are in device memory all the same (parallel/optim/kept_states.h).
+  bool keeps_states = false;
   Tensor master_n;     // f32 [owned.count], only with has_master
   Tensor remainder_n;  // u16 [owned.count], only with has_remainder (ops/optimizer/rounding.h)
   // Returns the values that the optimizer updates, [owned.count]: f32 in training, bf16 with stochastic rounding, else
@@ -210,6 +212,9 @@ class ParamTable {
   // Makes this rank the owner of a range of all()[i], a trained or a frozen parameter, and declares its master if it is
   // trained. Called by a Sharding, before bind().
   void own(size_t i, const ElementRange& range);
+  // With optimizer.offload: moves the master of all()[i] from the host to device memory of the states. Called after
+  // own(), before moments are declared.
+  void keep_states(size_t i);
   // Keep only the owned weights, or gradients, in `piece`, whose tensor must outlive their use, and remove the whole
   // ones from the plan. set_weights() and set_gradient() give these memory temporarily; null takes it away. Called by a
   // Sharding, after own().
@@ -240,6 +245,7 @@ class ParamTable {
  private:
   bool is_frozen(const ParamSpec& spec) const;
   void declare_gradient(Param& p, bool can_fuse);
+  void declare_master(Param& p, Life life);
 
   MemoryPlan& plan_;
   ModelUse use_;

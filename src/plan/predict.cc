@@ -267,7 +267,8 @@ double Predicting::offload_seconds(int64_t pp_rank) {
 
 // Adds the time of masters, states and sums of gradients on the host. They are read and written over its link in both
 // directions at once. An update moves some of them while it works on others, and it may overlap with the first forward
-// pass, whose activations share the link. Each micro-batch except the first reads the sums to which it adds.
+// pass, whose activations share the link. States in optimizer.offload_buffer stay on the device. Each micro-batch except
+// the first reads the sums to which it adds.
 void Predicting::add_host_link(const RankParams& params, double forward) {
   const OptimizerSpec& o = run_.optimizer;
   const double link = machine_.link_gb_s * 1e9;
@@ -276,7 +277,7 @@ void Predicting::add_host_link(const RankParams& params, double forward) {
   if (!o.offload && !o.offload_grad) return;
   double beside = o.offload && o.kind != OptimizerKind::muon ? result_.phases["optimizer"] : 0;
   if (can_overlap_update(spec_)) beside += std::max(0.0, forward - offloaded_bytes(slowest_) / link);
-  const double update = host_update_bytes(o) * static_cast<double>(params.owned);
+  const double update = host_update_bytes(o, static_cast<double>(params.owned));
   const double M = static_cast<double>(spec_.num_micro_batches);
   const double sums = o.offload_grad ? M * 2 * static_cast<double>(params.sums_apart) : 0;
   result_.phases["host link"] += std::max(0.0, update / link - beside) + sums / link;

@@ -6,6 +6,7 @@
 #include "core/block_code.h"
 #include "engine/engine_memory.h"
 #include "model/moe/expert_rows.h"
+#include "parallel/optim/kept_states.h"
 #include "parallel/optim/matrix_batches.h"
 #include "parallel/optim/optimizer.h"
 #include "parallel/optim/streamed_update.h"
@@ -73,10 +74,8 @@ void add_matrices(PassWork& sum, const MatrixWork& m, int64_t times) {
   }
 }
 
-// Adds masters, bucket by bucket, and then moments in the order of declaration.
-void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_t owned) {
-  const OptimizerSpec& optimizer = spec.optimizer.value();
-  const Life life = optimizer.offload ? Life::host : Life::optimizer;
+void add_moments(RankMemory& m, const OptimizerSpec& optimizer, const ParamSize& p, int64_t owned, bool keeps_states) {
+  const Life life = optimizer.offload && !keeps_states ? Life::host : Life::optimizer;
   for (int64_t i = 0; i < num_moments(optimizer, p.of_matrices); ++i) {
     const bool is_coded = optimizer.state == StateFormat::blocks_8bit && p.has_blocks;
     place(m, life, owned, is_coded ? DType::u8 : optimizer.state == StateFormat::bf16 ? DType::bf16 : DType::f32);
@@ -86,14 +85,54 @@ void add_owned(RankMemory& m, const EngineSpec& spec, const ParamSize& p, int64_
 
 // Adds the slots through which states on the host pass, and lr and step of their update.
 void add_streamed(RankMemory& m, int64_t states_bytes) {
-  if (states_bytes == 0) return;
   for (int i = 0; i < kStreamedSlots; ++i) place(m, Life::optimizer, streamed_slot_bytes(states_bytes), DType::u8);
   place(m, Life::optimizer, 2, DType::f64);
 }
 
-void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, int64_t owned) {
+void add_master(RankMemory& m, const OptimizerSpec& optimizer, DType weights, int64_t owned, bool keeps_states) {
   const int64_t bytes = master_bytes(optimizer, weights);
-  if (bytes > 0) place(m, optimizer.offload ? Life::host : Life::master, owned, bytes == 4 ? DType::f32 : DType::u16);
+  const Life life = keeps_states ? Life::optimizer : optimizer.offload ? Life::host : Life::master;
+  if (bytes > 0) place(m, life, owned, bytes == 4 ? DType::f32 : DType::u16);
+}
+
+// The states of the parameters that train, in the order of their declaration.
+struct RankStates {
+  std::vector<const ParamSize*> params;
+  std::vector<StatesOf> owned;
+  std::vector<bool> kept;  // kept_states()
+};
+
+// Buckets hold parameters from the last to the first. A layer's sizes may represent several layers.
+RankStates rank_states(const EngineSpec& spec, const RankHeld& held, const RankPlace& rank) {
+  std::map<const ParamSize*, std::vector<StatesOf>> owned_of;
+  for (const ParamBucket& bucket : held.trained)
+    for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
+      owned_of[&p].push_back(
+          {.weights = bucket.dtype, .count = owned, .of_matrices = p.of_matrices, .has_blocks = p.has_blocks});
+    });
+  RankStates states;
+  for (const HeldParam& p : held.params) {
+    if (!p->has_grad) continue;
+    states.params.push_back(p.size);
+    states.owned.push_back(owned_of.at(p.size).back());
+    owned_of.at(p.size).pop_back();
+  }
+  states.kept = kept_states(spec.optimizer.value(), states.owned);
+  return states;
+}
+
+// Adds moments and slots, after all masters.
+void add_moments_and_slots(RankMemory& m, const OptimizerSpec& optimizer, const RankStates& states) {
+  int64_t streamed = 0;
+  bool needs_any = false;
+  for (size_t i = 0; i < states.params.size(); ++i) {
+    const ParamSize& p = *states.params[i];
+    add_moments(m, optimizer, p, states.owned[i].count, states.kept[i]);
+    const int64_t bytes = streamed_bytes(optimizer, states.owned[i].weights, states.owned[i].count);
+    streamed += bytes;
+    needs_any = needs_any || needs_slots(optimizer, bytes, states.kept[i], p.sums_apart);
+  }
+  if (needs_any) add_streamed(m, streamed);
 }
 
 // Adds the f32 gradients of the largest layer, if sums are in bf16.
@@ -182,8 +221,10 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
   }
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const std::vector<ParamBucket>&buckets = held.trained, &frozen = held.frozen;
-  int64_t largest = 0, streamed = 0;
-  std::map<const ParamSize*, std::vector<int64_t>> owned_of;  // a layer's sizes may represent several layers
+  const RankStates states = rank_states(spec, held, rank);
+  std::map<const ParamSize*, std::vector<bool>> kept_of;
+  for (size_t i = 0; i < states.params.size(); ++i) kept_of[states.params[i]].push_back(states.kept[i]);
+  int64_t largest = 0;
   for (const ParamBucket& bucket : buckets) {
     const int64_t ranks = group_size(spec.mesh, bucket.axis);
     if (ranks > 1 && !bucket.shards_gradients) largest = std::max(largest, bucket.numel);
@@ -194,19 +235,12 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
     place(m, bucket.sums_apart && optimizer.offload_grad ? Life::host : Life::grad,
           bucket.shards_gradients ? bucket.numel / ranks : bucket.numel, bucket.grad());
     for_owned(spec, rank, bucket, [&](const ParamSize& p, int64_t, int64_t owned) {
-      add_master(m, optimizer, bucket.dtype, owned);
-      streamed += streamed_bytes(optimizer, bucket.dtype, owned);
-      owned_of[&p].push_back(owned);
+      add_master(m, optimizer, bucket.dtype, owned, kept_of.at(&p).back());
+      kept_of.at(&p).pop_back();
     });
   }
   for (const ParamBucket& bucket : frozen) add_shares(m, spec, bucket);
-  // Buckets hold parameters from the last to the first.
-  for (const HeldParam& p : params) {
-    if (!p->has_grad) continue;
-    add_owned(m, spec, *p.size, owned_of.at(p.size).back());
-    owned_of.at(p.size).pop_back();
-  }
-  add_streamed(m, streamed);
+  add_moments_and_slots(m, optimizer, states);
   for (const HeldParam& p : params) add(m, Life::state, p->copies_bytes);
   if (const int64_t most = most_magnitudes(spec, buckets); most > 0) place(m, Life::comm, most, DType::i32);
   add_sharded_layers(m, spec, buckets, frozen);

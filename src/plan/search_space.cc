@@ -397,6 +397,7 @@ void set_layout(RunSpec& run, const RunSpec& of, const Candidate& c) {
   if (expert_rows_budget(run) > 0 && c.parallel.ep * c.parallel.etp > 1) run.memory.offload.tensors.expert_up = false;
   if (!run.memory.offload.any()) run.memory.offload = {};
   run.optimizer.offload = c.memory.offload;
+  if (!c.memory.offload) run.optimizer.offload_buffer = 0;
   run.optimizer.offload_grad = c.memory.offload_grad;
   run.checkpoint.async_save = of.checkpoint.async_save && (!c.memory.offload || of.optimizer.offload);
   run.parallel.fsdp = c.memory.fsdp;

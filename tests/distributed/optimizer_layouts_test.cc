@@ -310,18 +310,20 @@ TEST(OptimizerFormats, AreTheSameOnTheHost) {
   const TestDir dir;
   for (const Choice& choice : kChoices) {
     if (!choice.wide && choice.optimizer.state == StateFormat::f32 && choice.optimizer.master == f32) continue;
-    const auto run = [&](const char* name, bool offload) {
+    const auto run = [&](const char* name, bool offload, double buffer_kib = 0) {
       const std::string folder = dir.path(fmt::format("{}_{}", choice.name, name));
       run_threads(2, test_world(), [&](Transport& world) {
         Control control(world);
         OptimizerSpec optimizer = choice.optimizer;
         optimizer.offload = offload;
         optimizer.offload_grad = offload && optimizer.grad == GradFormat::bf16;
+        optimizer.offload_buffer = buffer_kib / (1 << 20);
         Engine engine(engine_spec(world, optimizer, {}, choice.wide));
         EXPECT_EQ(engine.plan().bytes(Life::host) > 0, offload);
         // Beside slots for what passes through.
         const bool streams = offload && optimizer.kind != OptimizerKind::muon;
-        EXPECT_EQ(engine.plan().bytes(Life::optimizer) == 0, !streams && (offload || choice.optimizer.momentum == 0));
+        const bool has_none = !streams && (offload || choice.optimizer.momentum == 0);
+        EXPECT_EQ(engine.plan().bytes(Life::optimizer) == 0, has_none && buffer_kib == 0);
         init_layout(engine, {});
         for (int64_t step = 1; step <= 2; ++step) update(engine, step);
         save_checkpoint(engine, control, folder, 2);
@@ -329,7 +331,9 @@ TEST(OptimizerFormats, AreTheSameOnTheHost) {
       return folder_of(folder, 2);
     };
     SCOPED_TRACE(choice.name);
-    expect_same(run("host", true), run("device", false));
+    const auto device = run("device", false);
+    expect_same(run("host", true), device);
+    if (choice.optimizer.momentum > 0) expect_same(run("both", true, /*buffer_kib=*/32), device);
   }
 }
 
@@ -339,7 +343,7 @@ TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
   const OnRanks all[] = {{2, {.pp = 2}}, {2, {.pp = 2, .vpp = 2}}, {2, {}}};
   for (const bool tied : {false, true}) {
     for (size_t i = 0; i < std::size(all); ++i) {
-      const auto run = [&](const char* name, bool overlaps) {
+      const auto run = [&](const char* name, bool overlaps, double buffer_kib = 0) {
         const std::string folder = dir.path(fmt::format("{}_{}_{}", tied, i, name));
         run_threads(all[i].ranks, test_world(), [&](Transport& world) {
           Control control(world);
@@ -347,6 +351,7 @@ TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
           spec.precision.compute = DType::bf16;
           spec.optimizer->master = bf16_stochastic;
           spec.optimizer->offload = spec.overlaps_update = overlaps;
+          spec.optimizer->offload_buffer = buffer_kib / (1 << 20);
           Engine engine(spec);
           init_layout(engine, {.tied = tied});
           for (int64_t step = 1; step <= 3; ++step) layout_step(engine, {.tied = tied}, step);
@@ -356,7 +361,9 @@ TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
         return folder_of(folder, 3);
       };
       SCOPED_TRACE(fmt::format("tied {}, layout {}", tied, i));
-      expect_same(run("host", true), run("device", false));
+      const auto device = run("device", false);
+      expect_same(run("host", true), device);
+      expect_same(run("both", true, /*buffer_kib=*/32), device);
     }
   }
 }

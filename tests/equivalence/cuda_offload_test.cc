@@ -93,6 +93,38 @@ TEST_P(OffloadOnGpu, OfStatesChangesNoBit) {
   }
 }
 
+// States of which some stay on the GPU, in a buffer for a quarter, for half, and for all of them.
+TEST_P(OffloadOnGpu, OfSomeStatesChangesNoBit) {
+  for (const bool sums : {false, true}) {
+    EngineSpec spec = on_gpu(wide_spec_on);
+    spec.model.hidden_size = 256;  // rows of whole blocks of 8-bit codes
+    spec.optimizer = {
+        .state = StateFormat::blocks_8bit, .master = MasterFormat::bf16_stochastic, .grad = GradFormat::bf16};
+    Engine kept(spec);
+    const std::vector<double> expected = train(initialised(kept), 9);
+    spec.optimizer->offload = true;
+    const auto all = static_cast<double>(Engine(spec).plan().bytes(Life::host));
+    spec.optimizer->offload_grad = sums;
+    for (const double share : {0.25, 0.5, 1.0}) {
+      for (const bool graph : {false, true}) {
+        for (const bool overlaps : {false, true}) {
+          SCOPED_TRACE(fmt::format("sums {}, share {}, graph {}, overlaps {}", sums, share, graph, overlaps));
+          spec.optimizer->offload_buffer = share * all / (int64_t{1} << 30);
+          spec.graph = graph;
+          spec.overlaps_update = overlaps;
+          Engine moved(spec);
+          std::vector<double> losses = train(initialised(moved), 2);
+          moved.finish_update();
+          for (const double loss : train(moved, 7, /*first_step=*/3)) losses.push_back(loss);
+          EXPECT_EQ(losses, expected);
+          moved.finish_update();
+          EXPECT_EQ(masters(moved), masters(kept));
+        }
+      }
+    }
+  }
+}
+
 TEST_P(OffloadOnGpu, InCombinationChangesNoBit) {
   for (const auto kept_spec : {documents_on, balanced_on, sinkhorn_on, many_on, whole_norm_on, frozen_on}) {
     Engine kept(on_gpu(kept_spec));

@@ -65,12 +65,34 @@ struct Trained {
   std::vector<double> losses;
 };
 
+EngineSpec with_buffer(EngineSpec spec, double bytes) {
+  spec.optimizer->offload_buffer = bytes / (int64_t{1} << 30);
+  return spec;
+}
+
+// Returns the bytes of masters and moments of a spec with states on the host.
+double bytes_on_host(EngineSpec spec) {
+  spec.optimizer->offload_grad = false;
+  spec.device = DeviceKind::null;
+  return static_cast<double>(Engine(spec).plan().bytes(Life::host));
+}
+
+// Without a buffer; with one for a few vectors, for half of the states, and for more than all of them.
+std::vector<double> buffers(const EngineSpec& overlapped) {
+  const double all = bytes_on_host(overlapped);
+  return {0, 16 << 10, all / 2, 2 * all};
+}
+
 void expect_same(const EngineSpec& spec) {
   const TestDir dir;
-  Trained resident(spec), moved(overlapped(spec));
-  EXPECT_GT(moved.engine.plan().bytes(Life::host), 0);
-  EXPECT_EQ(moved.losses, resident.losses);
-  EXPECT_TRUE(state_of(moved.engine, dir, "moved") == state_of(resident.engine, dir, "resident"));
+  Trained resident(spec);
+  const CheckpointBytes expected = state_of(resident.engine, dir, "resident");
+  for (const double buffer : buffers(overlapped(spec))) {
+    SCOPED_TRACE(buffer);
+    Trained moved(with_buffer(overlapped(spec), buffer));
+    EXPECT_EQ(moved.losses, resident.losses);
+    EXPECT_TRUE(state_of(moved.engine, dir, fmt::format("moved_{}", buffer).c_str()) == expected);
+  }
 }
 
 TEST(OverlappedUpdate, ChangesNoBitOfAnyFormat) {
@@ -90,21 +112,75 @@ TEST(OverlappedUpdate, ChangesNoBitOfOtherModels) {
   for (const EngineSpec& spec : {tied, recomputed, quantised, spec_of({}, mtp_model())}) expect_same(spec);
 }
 
+// The buffer has what it can hold of masters and moments, and the host has the rest.
+TEST(OverlappedUpdate, KeepsTheFirstStatesInTheBuffer) {
+  for (const auto& [name, optimizer] : kFormats) {
+    SCOPED_TRACE(name);
+    const EngineSpec spec = overlapped(spec_of(optimizer));
+    const auto bytes = [&](double buffer) {
+      EngineSpec null = with_buffer(spec, buffer);
+      null.device = DeviceKind::null;
+      const Engine engine(null);
+      return std::pair{engine.plan().bytes(Life::host), engine.plan().bytes(Life::optimizer)};
+    };
+    const double all = bytes_on_host(spec);
+    const auto [host, slots] = bytes(0);
+    const auto [host_half, with_half] = bytes(all / 2);
+    EXPECT_LE(with_half - slots, all / 2);
+    EXPECT_GT(with_half - slots, all / 4);
+    EXPECT_EQ(host - host_half, with_half - slots);
+    EXPECT_EQ(bytes(2 * all).first, host - static_cast<int64_t>(all)) << "sums of gradients";
+  }
+}
+
 TEST(OverlappedUpdate, IsCompleteBeforeOtherPasses) {
   const EngineSpec spec = spec_of({});
-  Trained resident(spec), moved(overlapped(spec));
+  Trained resident(spec);
   const auto loss = [&](Engine& engine) {
     fill(engine.batch(), spec, /*step=*/9, 0);
     engine.forward();
     return engine.loss();
   };
-  EXPECT_EQ(loss(moved.engine), loss(resident.engine));
-  EXPECT_EQ(masters(moved.engine), masters(resident.engine));
+  const double expected = loss(resident.engine);
+  for (const double buffer : buffers(overlapped(spec))) {
+    Trained moved(with_buffer(overlapped(spec), buffer));
+    EXPECT_EQ(loss(moved.engine), expected);
+    EXPECT_EQ(masters(moved.engine), masters(resident.engine));
+  }
+}
+
+// A run resumes from the checkpoint of a run with another buffer.
+TEST(OverlappedUpdate, ResumesWithAnotherBuffer) {
+  const TestDir dir;
+  const std::unique_ptr<Transport> self = make_self_transport();
+  Control control(*self);
+  for (const auto& [name, optimizer] : kFormats) {
+    SCOPED_TRACE(name);
+    const EngineSpec spec = overlapped(spec_of(optimizer));
+    const double half = bytes_on_host(spec) / 2;
+    Engine whole(spec), first(with_buffer(spec, half)), second(with_buffer(spec, half / 4));
+    const std::vector<double> expected = train(initialised(whole), 5);
+    train(initialised(first), 2);
+    const std::string folder = fmt::format("{}_first", name);
+    state_of(first, dir, folder.c_str());
+    load_checkpoint(second, control, dir.path(folder) + "/step-00000001");
+    std::vector<double> losses = train(second, 1, /*first_step=*/3);
+    fill(second.batch(), spec, /*step=*/9, 0);
+    second.forward();  // an evaluation between steps
+    second.end_of_step();
+    for (const double loss : train(second, 2, /*first_step=*/4)) losses.push_back(loss);
+    EXPECT_EQ(losses, std::vector<double>(expected.begin() + 2, expected.end()));
+    second.finish_update();
+    whole.finish_update();
+    EXPECT_TRUE(state_of(second, dir, fmt::format("{}_second", name).c_str()) ==
+                state_of(whole, dir, fmt::format("{}_whole", name).c_str()));
+  }
 }
 
 TEST(OverlappedUpdate, OfGradientsThatAreNotFiniteChangesNothing) {
   const TestDir dir;
-  Engine engine(overlapped(spec_of({})));
+  const EngineSpec spec = overlapped(spec_of({}));
+  Engine engine(with_buffer(spec, bytes_on_host(spec) / 2));
   train(initialised(engine), 2);
   const CheckpointBytes before = state_of(engine, dir, "before");
   fill_step(engine, 3);

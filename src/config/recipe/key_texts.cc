@@ -213,6 +213,10 @@ std::vector<KeyText> optimizer_texts() {
        "one rank, and on a pipeline of single ranks, the update overlaps with the first passes of the next step, "
        "except with Muon, `optimizer.qk_clip` and `precision.weights = \"recipe\"`. Results are bitwise identical for "
        "all values."},
+      {"optimizer.offload_buffer",
+       "Device memory in GiB for masters and moments with `optimizer.offload`: those of the first parameters of a forward "
+       "pass, as many as fit, stay in it. They need no host memory, and the update moves only the rest. What the states "
+       "do not need is not allocated. Results are bitwise identical for all values."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
       {"optimizer.fuse_grad",

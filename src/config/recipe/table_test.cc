@@ -44,7 +44,7 @@ TEST(RecipeKeys, EqualTheListOfAllKeys) {
       "moe.aux_coeff moe.balance moe.bias_rate moe.capacity_factor moe.drop_policy moe.force_balance "
       "moe.jitter moe.rank_rows_factor moe.router_dtype moe.z_coeff "
       "optimizer.beta1 optimizer.beta2 optimizer.clip optimizer.decay_steps optimizer.eps optimizer.fuse_grad optimizer.grad optimizer.lr "
-      "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.offload optimizer.offload_grad optimizer.qk_clip "
+      "optimizer.master optimizer.min_lr optimizer.momentum optimizer.name optimizer.offload optimizer.offload_buffer optimizer.offload_grad optimizer.qk_clip "
       "optimizer.schedule optimizer.state "
       "optimizer.warmup_steps optimizer.weight_decay "
       "parallel.cp parallel.cp_comm parallel.cp_comm_window parallel.cp_inner "

@@ -14,12 +14,14 @@ void PendingUpdate::run(Stream& s, const std::function<void()>& passes) {
 
 void PendingUpdate::ready(Stream& s, const ParamSpan& span) {
   if (!runs_) return;
+  std::vector<size_t> params;
   for (size_t i = span.begin; i < span.end; ++i) {
     if (is_ready_[i]) continue;
     is_ready_[i] = true;
-    update_.wait(s, i);
-    params_.zero_added_grad(s, i);
+    params.push_back(i);
   }
+  update_.wait(s, params);
+  for (const size_t i : params) params_.zero_added_grad(s, i);
 }
 
 }  // namespace moebius

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
+#include <utility>
 
 namespace moebius {
 namespace {
@@ -36,12 +38,20 @@ int64_t streamed_bytes(const OptimizerSpec& spec, DType weights, int64_t count) 
   return div_ceil(count * of_block, int64_t{kCodeBlock});
 }
 
+bool needs_slots(const OptimizerSpec& spec, int64_t bytes, bool keeps_states, bool sums_apart) {
+  return bytes > 0 && (!keeps_states || (spec.offload_grad && sums_apart));
+}
+
 std::unique_ptr<StreamedUpdate> StreamedUpdate::make(const OptimizerContext& context, const TrainedParams& params,
                                                      Rule rule) {
   int64_t bytes = 0;
-  for (const Param& p : context.params.all())
-    if (p.has_grad) bytes += streamed_bytes(context.spec, p.w.dtype, p.owned.count);
-  if (bytes == 0) return nullptr;
+  bool needs_any = false;
+  for (const Param& p : context.params.all()) {
+    const int64_t each = p.has_grad ? streamed_bytes(context.spec, p.w.dtype, p.owned.count) : 0;
+    bytes += each;
+    needs_any = needs_any || needs_slots(context.spec, each, p.keeps_states, p.sums_apart());
+  }
+  if (!needs_any) return nullptr;
   return std::make_unique<StreamedUpdate>(context, params, streamed_slot_bytes(bytes), std::move(rule));
 }
 
@@ -130,12 +140,13 @@ void StreamedUpdate::prepare(const Stream& s) {
   if (work_) return;
   MOEBIUS_ASSERT(!s.capture());
   std::vector<Piece> pieces;
-  std::map<const Param*, int64_t> pieces_of;
+  std::map<const Param*, OfParam> found;
   for (const TrainedParams::OfParam& of : params_.of_params()) {
-    for (const UpdatedTensor& tensor : of.tensors) add(pieces, tensor);
-    pieces_of[of.param] = std::ssize(pieces);
+    OfParam& param = found[of.param];
+    for (const UpdatedTensor& tensor : of.tensors) is_here(tensor) ? param.here.push_back(tensor) : add(pieces, tensor);
+    if (param.here.size() < of.tensors.size()) param.num_jobs = std::ssize(pieces);
   }
-  for (const Param& p : table_.all()) jobs_of_.push_back(pieces_of.contains(&p) ? pieces_of.at(&p) : 0);
+  for (const Param& p : table_.all()) of_params_.push_back(found[&p]);
   for (size_t i = 0; i < pieces.size(); ++i) jobs_.push_back(job_of(pieces[i], static_cast<int>(i % slots_.size())));
   work_ = StreamedWork::make(s, kStreamedSlots, std::ssize(jobs_));
 }
@@ -144,6 +155,7 @@ void StreamedUpdate::start(Stream& s, const OptimizerStepArgs& args) {
   if (s.device() == DeviceKind::null) return rule_(s, params_.tensors(), args);
   prepare(s);
   args_ = args;
+  for (OfParam& param : of_params_) param.is_waited = false;
   work_->begin(s, jobs_);
 }
 
@@ -152,12 +164,26 @@ OptimizerStepArgs StreamedUpdate::kept(Stream& s, const OptimizerStepArgs& args)
   return {.scale_1 = args.scale_1, .lr_and_step_2 = lr_and_step_2_};
 }
 
-void StreamedUpdate::wait(Stream& s, size_t param) {
-  if (work_) work_->wait(s, jobs_of_[param]);
+void StreamedUpdate::wait(Stream& s, std::span<const size_t> params) {
+  if (!work_) return;
+  std::vector<UpdatedTensor> here;
+  int64_t num_jobs = 0;
+  for (const size_t i : params) {
+    OfParam& param = of_params_[i];
+    if (std::exchange(param.is_waited, true)) continue;
+    here.insert(here.end(), param.here.begin(), param.here.end());
+    num_jobs = std::max(num_jobs, param.num_jobs);
+  }
+  if (!here.empty()) rule_(s, here, args_);
+  work_->wait(s, num_jobs);
 }
 
 void StreamedUpdate::finish(Stream& s) {
-  if (work_) work_->end(s);
+  if (!work_) return;
+  std::vector<size_t> all(of_params_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  wait(s, all);
+  work_->end(s);
 }
 
 }  // namespace moebius

@@ -63,9 +63,9 @@ TrainedParams::TrainedParams(const OptimizerContext& context, std::span<const st
     : prefixes_(prefixes), seed_(context.seed) {
   MOEBIUS_ASSERT(prefixes.size() <= std::size(kNames));
   const std::vector<ParamGroup> groups = param_groups(context.spec);
-  const Life life = context.spec.offload ? Life::host : Life::optimizer;
   for (const Param& p : context.params.all()) {
     if (!p.spec.trainable || (of && !of(p.spec))) continue;
+    const Life life = context.spec.offload && !p.keeps_states ? Life::host : Life::optimizer;
     Trained& trained = all_.emplace_back();
     trained.param = &p;
     trained.weight_decay = static_cast<float>(group_of(groups, p.spec.kind).weight_decay);

@@ -1,5 +1,7 @@
 #include "plan/cost/update_cost.h"
 
+#include <algorithm>
+
 #include "parallel/optim/optimizer.h"
 
 namespace moebius {
@@ -37,9 +39,10 @@ double update_operations(const OptimizerSpec& optimizer) {
   return kCodeOperations * static_cast<double>(num_moments(optimizer));
 }
 
-double host_update_bytes(const OptimizerSpec& optimizer) {
-  const double kept = static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer);
-  return (optimizer.offload ? kept : 0) + (optimizer.offload_grad ? 2 : 0);
+double host_update_bytes(const OptimizerSpec& optimizer, double owned) {
+  const double all = owned * (static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer));
+  const double on_host = std::max(0.0, all - optimizer.offload_buffer * static_cast<double>(int64_t{1} << 30));
+  return (optimizer.offload ? on_host : 0) + (optimizer.offload_grad ? 2 * owned : 0);
 }
 
 EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {

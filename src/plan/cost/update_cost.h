@@ -15,8 +15,9 @@ constexpr double kCodeOperations = 612;
 // Returns the operations of an update for each element, where these may take longer than its bytes: kCodeOperations for
 // each moment in 8 bits. Muon keeps its state in f32.
 double update_operations(const OptimizerSpec& optimizer);
-// Returns the bytes that an update reads from host memory. It writes the same number.
-double host_update_bytes(const OptimizerSpec& optimizer);
+// Returns the bytes that an update reads from host memory, of `owned` elements, where optimizer.offload_buffer is filled
+// to its last byte. It writes the same number.
+double host_update_bytes(const OptimizerSpec& optimizer, double owned);
 
 // The bytes that Muon moves for an element of a matrix in addition to update_bytes(). It clears u, adds momentum to it
 // in two steps of SGD, and copies it (parallel/optim/muon.cc).
