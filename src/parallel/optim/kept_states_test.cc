@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <optional>
 
 #include "parallel/optim/optimizer.h"
 #include "parallel/optim/streamed_update.h"
