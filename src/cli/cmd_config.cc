@@ -142,7 +142,11 @@ Resolved resolve(const Options& o) {
     RunSpec run = r.run;
     run.parallel.dispatcher = r.dispatcher.kind;
     const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, r.gpus);
+    const bool chooses = r.run.memory.automatic, offloads = fit.run.memory.offload != r.run.memory.offload;
     r.run.memory = fit.run.memory;
+    if (chooses) r.run.provenance["memory.recompute"] = "memory.fit";
+    if (chooses && offloads)
+      r.run.provenance["memory.offload"] = r.run.provenance["memory.offload_fraction"] = "memory.fit";
     r.fit = fit.text();
   }
   find_most_loaded(r);

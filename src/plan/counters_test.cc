@@ -248,7 +248,7 @@ std::set<std::string> names_of_ops() {
   return names;
 }
 
-TEST(Counters, LeaveNoOpAndNoCallOfAGroupOut) {
+TEST(Counters, CoverEveryOpAndGroupCall) {
   std::set<std::string> counted, calls;
   for (const auto& list : {layouts(), features()}) {
     for (const Settings& more : list) {

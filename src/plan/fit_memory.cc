@@ -474,7 +474,7 @@ MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const GpuKinds& gpus) {
   check_quantised_products(run.model, run.precision, run.lora, run.device);
   PartLibrary parts;
   const Assumptions assume;
-  PlanMachine machine = usual_machine(run.device == DeviceKind::cuda);
+  PlanMachine machine = usual_machine(run.device == DeviceKind::cuda, ranks);
   if (machine.is_gpu) machine.capability = gpus.hopper ? 90 : 80;
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
   return fit_on(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others);

@@ -97,9 +97,12 @@ RunSpec run_of_8_layers(const std::vector<std::string>& more) {
 // Copies that overlap with the passes cost less than recompute does, so some tensors are moved. The keys of the choice
 // make the run that was counted.
 TEST(FitMemory, OffloadIsChosenWhereItCostsLess) {
+  const PlanMachine h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");  // its host, not the one at hand
+  const Assumptions assume;
+  PartLibrary parts;
   for (const char* fit : {"memory.fit=108GiB", "memory.fit=100GiB"}) {
-    const MemoryFit chosen = fit_memory(run_of_8_layers({fit}), 1);
-    const MemoryFit none = fit_memory(run_of_8_layers({fit, "memory.offload=[]"}), 1);
+    const MemoryFit chosen = fit_memory(parts, run_of_8_layers({fit}), 1, h100, assume);
+    const MemoryFit none = fit_memory(parts, run_of_8_layers({fit, "memory.offload=[]"}), 1, h100, assume);
     EXPECT_TRUE(chosen.run.memory.offload.any()) << chosen.text();
     EXPECT_FALSE(none.run.memory.offload.any()) << none.text();
     EXPECT_LT(chosen.more, none.more);
@@ -141,7 +144,8 @@ TEST(FitMemory, OffloadDependsOnTheHost) {
 }
 
 TEST(FitMemory, UsualMachineIsAnH100) {
-  const PlanMachine usual = usual_machine(/*is_gpu=*/true), h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
+  const PlanMachine usual = usual_machine(/*is_gpu=*/true, /*ranks=*/1),
+                    h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
   for (const double PlanMachine::*figure :
        {&PlanMachine::bf16_tflops, &PlanMachine::fp8_tflops, &PlanMachine::memory_gb, &PlanMachine::memory_tb_s,
         &PlanMachine::exponentials_t_s, &PlanMachine::f32_tflops, &PlanMachine::multiprocessors, &PlanMachine::portable,

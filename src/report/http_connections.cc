@@ -57,6 +57,8 @@ bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == E
 
 Descriptor listen_on(int port) {
   Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  MOEBIUS_CHECK(io, socket.get() >= 0, "watch: no socket can be made: {}; close other programs, or raise ulimit -n",
+                errno_text(errno));
   const int yes = 1;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port))};
@@ -65,8 +67,8 @@ Descriptor listen_on(int port) {
                         ::listen(socket.get(), SOMAXCONN) == 0;
   const int error = errno;
   MOEBIUS_CHECK(io, is_bound,
-                "watch: port {} of 127.0.0.1 cannot be had: {}; give another --port, or --port 0 for a free one", port,
-                errno_text(error));
+                "watch: port {} of 127.0.0.1 cannot be bound: {}; give another --port, or --port 0 for a free one",
+                port, errno_text(error));
   return socket;
 }
 

@@ -115,7 +115,7 @@ TEST_F(Watch, UnchangedDataIsNotSentAgain) {
 
 TEST_F(Watch, APortInUseIsNamed) {
   const WatchServer watch = server();
-  expect_error(ErrorKind::io, fmt::format("port {} of 127.0.0.1 cannot be had: Address already in use", watch.port()),
+  expect_error(ErrorKind::io, fmt::format("port {} of 127.0.0.1 cannot be bound: Address already in use", watch.port()),
                [&] { WatchServer(dir_.path("run"), {.port = watch.port()}); });
 }
 

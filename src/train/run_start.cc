@@ -81,7 +81,10 @@ void RunStart::check_base() const {
 void RunStart::start_adapters() {
   if (!run_.lora.is_on()) return;
   Stream s = engine_.stream();
-  if (run_.lora.init_from.empty()) return engine_.model().params().init_adapters(s, run_.seed);
+  if (run_.lora.init_from.empty()) {
+    engine_.model().params().init_adapters(s, run_.seed);
+    return engine_.gather_weights(s);  // with sharded gradients an owner draws its own elements alone
+  }
   control_.together([&] { load_adapter(s, engine_.model(), run_.lora, run_.lora.init_from); });
   engine_.gather_weights(s);  // with a remainder, their owners round them in another way
   log_.info("adapters from {}", run_.lora.init_from);

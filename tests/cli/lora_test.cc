@@ -92,6 +92,21 @@ TEST_F(LoraRun, StartsFromTheMastersOfAnAdapter) {
   }
 }
 
+// With sharded gradients and a remainder a rank draws its own elements alone, and the others come from their owners.
+TEST_F(LoraRun, OfTwoRanksWithShardedGradientsHasTheLossesOfWholeOnes) {
+  std::vector<double> losses;
+  for (const std::string sharded : {"false", "true"}) {
+    const std::string folder = "sharded_" + sharded;
+    std::vector<std::string> words =
+        with_adapters({"run.dir=" + folder, "train.steps=3", "precision.compute=bf16",
+                       "optimizer.master=bf16_remainder", "parallel.shard_gradients=" + sharded});
+    words.insert(words.end(), {"--ranks", "2"});
+    run_guide("train", words);
+    losses.push_back(eval_loss(folder));
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
 // Experts are one parameter of all in transformers 5, where gate and up share an A.
 TEST_F(LoraRun, AdaptsAllExpertsAsOneParameter) {
   const std::string targets = "lora.targets=[\"q_proj\", \"mlp.experts.gate_up_proj\", \"mlp.experts.down_proj\"]";

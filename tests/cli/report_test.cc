@@ -128,7 +128,7 @@ TEST_F(CliReport, WatchNamesAPortInUse) {
   const std::string address = watch.line(),
                     port = address.substr(address.rfind(':') + 1, address.size() - address.rfind(':') - 2);
   expect_refused(run_moebius(dir_, {"watch", "run", "--port", port}), 4,
-                 "port " + port + " of 127.0.0.1 cannot be had");
+                 "port " + port + " of 127.0.0.1 cannot be bound");
   EXPECT_EQ(watch.end(SIGINT), 130);
 }
 

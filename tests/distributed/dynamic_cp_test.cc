@@ -248,15 +248,16 @@ TEST_F(DynamicCp, OnGpusAPipelineHasTheBitsOfEagerSteps) {
   on_gpus.graph = false;
   const Trained eager = train_on(4, on_gpus, kPipelineSteps);
   expect_same(eager, one);
+  if (Accelerator::count() < 4)
+    GTEST_SKIP() << "ranks that share a GPU capture nothing, so only eager steps were compared";
   on_gpus.graph = true;
   const Trained captured = train_on(4, on_gpus, kPipelineSteps);
   EXPECT_EQ(captured.losses, eager.losses);
-  const bool captures = Accelerator::count() >= 4;
-  EXPECT_THAT(captured.links, ::testing::EndsWith(captures ? "steps are CUDA graphs" : "steps are eager"));
+  EXPECT_THAT(captured.links, ::testing::EndsWith("steps are CUDA graphs"));
 }
 
 // Otherwise the test above captures nothing.
-TEST_F(DynamicCp, SequencesOfCpComeBackInAPipeline) {
+TEST_F(DynamicCp, SequencesOfCpRepeatOftenEnoughToBeCaptured) {
   const RunSpec pipeline = run({.cp = 2, .pp = 2, .cp_comm = CpComm::ring, .dynamic_cp = true});
   EXPECT_GT(max_steps_of_a_sequence(train_on(4, pipeline, kPipelineSteps), kPipelineSteps), 3) << "two are eager";
 }

@@ -23,7 +23,7 @@ TEST(UpdateCost, LeavesOutStatesInTheBuffer) {
   EXPECT_EQ(host_update_bytes(o, kGiB), 2 * kGiB);
 }
 
-TEST(UpdateCost, OfAPlanFallsByTheBuffer) {
+TEST(UpdateCost, BufferedStatesLeaveTheHostLinkOfAPlan) {
   PartLibrary parts;
   const auto link = [&](const char* buffer) {
     const std::vector<std::string> set{"optimizer.master=\"bf16_stochastic\"", "optimizer.state=\"8bit\"",

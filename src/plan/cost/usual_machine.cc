@@ -10,18 +10,20 @@ namespace moebius {
 namespace {
 
 constexpr double kGiB = 1073741824.0;
+constexpr int64_t kRanksOfAHost = 8;
 
-// Returns the memory of this host for each of its GPUs, in whole steps of 16 GiB, so that hosts of one kind give the
-// same figure; 0 without a GPU.
-double host_bytes_of_gpu() {
-  const auto gpus = static_cast<double>(gpus_found().visible.size());
+// Returns a rank's share of this host's available memory, in whole steps of 16 GiB, so that hosts of one kind give the
+// same figure; 0 without a GPU. A launcher may show each rank a GPU of its own, so up to 8 ranks are assumed here.
+double host_bytes_of_rank(int64_t ranks) {
+  const auto gpus = static_cast<int64_t>(gpus_found().visible.size());
   if (gpus == 0) return 0;
-  return std::max(kGiB, 16 * kGiB * std::floor(static_cast<double>(available_memory_bytes()) / gpus / (16 * kGiB)));
+  const auto sharing = static_cast<double>(std::max(gpus, std::min(ranks, kRanksOfAHost)));
+  return std::max(kGiB, 16 * kGiB * std::floor(static_cast<double>(available_memory_bytes()) / sharing / (16 * kGiB)));
 }
 
 }  // namespace
 
-PlanMachine usual_machine(bool is_gpu) {
+PlanMachine usual_machine(bool is_gpu, int64_t ranks) {
   PlanMachine m{.name = is_gpu ? "a GPU" : "a CPU", .is_gpu = is_gpu};
   m.bf16_tflops = is_gpu ? 989 : 1;
   m.fp8_tflops = is_gpu ? 1979 : 0;
@@ -40,14 +42,14 @@ PlanMachine usual_machine(bool is_gpu) {
   m.across_us = 40;
   m.link_gb_s = is_gpu ? 45 : 0;
   m.host_memory_gb = is_gpu ? 2000 : 0;
-  m.host_ranks = 8;
+  m.host_ranks = kRanksOfAHost;
   Shares& shares = m.of(PlanSystem::moebius);
   shares.fill(0.6);
   shares[static_cast<size_t>(Share::attention_backward)] = 0.4;
   shares[static_cast<size_t>(Share::memory)] = 0.8;
   if (is_gpu) shares = {0.7176, 0.5583, 0.4633, 1.045, 0.7021, 0.7889, 0.7455, 0.8};  // in the order of Share
   m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
-  if (const double bytes = is_gpu ? host_bytes_of_gpu() : 0; bytes > 0) {
+  if (const double bytes = is_gpu ? host_bytes_of_rank(ranks) : 0; bytes > 0) {
     m.host_memory_gb = bytes / 1e9;
     m.host_ranks = 1;
   }
