@@ -150,6 +150,7 @@ TEST(CliConfig, PrintsTheRankThatNeedsMostOfItsGpu) {
   EXPECT_THAT(fit, testing::HasSubstr(", memory.offload = ["));
   const double gib = json.at("memory_beside_bytes").at("gpu_predicted_peak").get<double>() / (1 << 30);
   EXPECT_THAT(fit, testing::HasSubstr(fmt::format(": a rank needs {:.2f} GiB of memory.fit = 80GiB", gib)));
+  EXPECT_EQ(json.at("provenance").at("memory.recompute"), "memory.fit");
 }
 
 // Sharded layers take less memory of each rank, and so does each of the two keys by itself.
