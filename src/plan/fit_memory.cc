@@ -452,8 +452,8 @@ std::string offload_text(const OffloadSpec& offload) {
 
 std::string MemoryFit::text() const {
   return fmt::format(
-      "memory.recompute = {}{}: a rank needs {} of memory.fit = {}, and {} with nothing recomputed; passes take {:+.1f} % "
-      "of time for it",
+      "memory.recompute = {}{}: a rank needs {} of memory.fit = {}, and {} with nothing recomputed; passes take {:.1f} % "
+      "longer",
       recompute_list(run.memory.recompute), offload_text(run.memory.offload), bytes_text(bytes),
       exact_bytes_text(fit_bytes), bytes_text(kept_bytes), 100 * more);
 }

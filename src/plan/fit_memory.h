@@ -6,7 +6,7 @@
 // times of part_time(). Then two sets are combined, one that is too large and one that fits, so that as few layers as
 // possible get the second. With one constraint an optimum needs at most two sets.
 //
-// What is offloaded is the same for all ranks. The search begins with nothing, and adds one name at a time while that
+// All ranks offload the same. The search begins with nothing, and adds one name at a time while that
 // makes the passes shorter; recompute is chosen anew for each list that is tried. A copy costs the time by which it is
 // longer than the pass that it overlaps with, and its share of the bandwidth of the GPU's memory.
 #pragma once
@@ -27,7 +27,7 @@ struct MemoryFit {
   double pass_s = 0;       // time of the passes of a micro-batch of the slowest rank
   double more = 0;         // its relative increase, compared with kept_bytes' run
   // Returns a string such as "memory.recompute = [...]: a rank needs 78.9 GiB of memory.fit = 80GiB, and 131 GiB with
-  // nothing recomputed; passes take +4.1 % of time for it". It has memory.offload too where something is offloaded.
+  // nothing recomputed; passes take 4.1 % longer". It has memory.offload too where something is offloaded.
   std::string text() const;
 };
 

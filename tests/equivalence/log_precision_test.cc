@@ -42,8 +42,9 @@ TEST(LogPrecision, SumsChangeNoBitOnACpu) {
 }
 
 // Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
-// number of elements is the same, and shares differ little. Gradients that cancel are zero on one device, and small
-// numbers on the other: these change how many elements become zero, and the smallest scale.
+// number of elements is the same. On an H200 up to 1.6 times as many elements became zero as on a CPU, and the smallest
+// scale was an eighth. The cause was not traced: gradients that nearly cancel may be zero on one device alone. So counts
+// are compared within a factor of two, and of the smallest scale only that it is not much larger.
 void expect_sums_that_change_no_bit(std::initializer_list<PrecisionRecipe> recipes, KernelChoice kernels) {
   for (const PrecisionRecipe recipe : recipes) {
     SCOPED_TRACE(fmt::format("{}, {}", name_of(recipe), name_of(kernels)));
