@@ -40,16 +40,17 @@ bool takes(const char* who, const Op& a, bool can, bool is_faster) {
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// Measured on one H100, 2026-11-27, in TFLOP/s, ours and cuDNN 9.19:
-//   32/4 heads of 128, 32 x 512 299 and 370; 16 x 2048 566 and 576; 8 x 4096 639 and 627; 1 x 131072 647 and 578
-//   16/16 heads of 128, 8 x 4096 618 and 610; 32/4 heads of 128, window of 1024 495 and 506
-//   64/8 heads of 64, 32 x 1024 300 and 357; 8 x 4096 482 and 458; 1 x 32768 546 and 464; window of 1024 349 and 357
-//   latent, 128 heads, 8 x 4096 634 and 575; 1 x 32768 689 and 608; 16 heads, 1 x 4096 383 and 460
+// Measured on one H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19:
+//   32/4 heads of 128, 32 x 512 303 and 361; 16 x 2048 564 and 574; 1 x 4096 614 and 536; 8 x 4096 643 and 622;
+//   window of 1024 511 and 511
+//   16/16 heads of 128, 1 x 4096 470 and 457; 8 x 4096 629 and 606; 1 x 32768 731 and 674; 1 x 131072 668 and 605
+//   64/8 heads of 64, 32 x 1024 294 and 350; 1 x 4096 440 and 407; 8 x 4096 475 and 446; window of 128 104 and 131
+//   latent, 128 heads, 1 x 4096 689 and 599; 8 x 4096 684 and 615
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
-  // With 512 tiles cuDNN's was faster, and ours with 1024; between them nothing was measured.
-  constexpr int64_t kLong = 4096, kFewTiles = 768;
+  // Nothing with fewer tiles was measured.
+  constexpr int64_t kLong = 4096, kFewTiles = 512;
   const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
   if (is_portable) return z.window == 0;  // with windows they were not measured
   return z.window > 0 || z.kv_rows < kLong || query_tiles(z) < kFewTiles;

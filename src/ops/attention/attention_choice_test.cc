@@ -26,7 +26,8 @@ TEST(AttentionChoice, CudnnIsChosenByTheMeasuredTable) {
   EXPECT_FALSE(cudnn_is_faster_fwd(long_qwen));
   EXPECT_FALSE(cudnn_is_faster_fwd(latent));
   EXPECT_FALSE(cudnn_is_faster_fwd(causal(1, 4096, 32, 4, 128)));
-  EXPECT_TRUE(cudnn_is_faster_fwd(causal(1, 4096, 16, 16, 192))) << "too few tiles for a GPU";
+  EXPECT_FALSE(cudnn_is_faster_fwd(causal(1, 4096, 16, 16, 128)));
+  EXPECT_TRUE(cudnn_is_faster_fwd(causal(1, 4096, 15, 15, 128))) << "too few tiles for a GPU";
   AttentionShape window = qwen;
   window.window = 1024;
   EXPECT_TRUE(cudnn_is_faster_fwd(window));

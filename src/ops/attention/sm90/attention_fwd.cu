@@ -12,6 +12,7 @@
 #include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
+#include "ops/attention/query_tile_order.h"
 #include "ops/attention/sm90/attention.h"
 
 namespace moebius::cuda {
@@ -41,14 +42,6 @@ struct FwdTile {
   };
 };
 
-// The order of the tiles of queries. Blocks that run together take the tiles of one section, so that L2 has its keys
-// and values. A section is some query heads, counted over all sequences; within it the longest tiles come first.
-struct Walk {
-  int tiles_of_head, heads;  // heads of all sequences
-  int section;               // heads of a section; the last one may have fewer
-  int rounds;                // tiles of a block, at most
-};
-
 // A tile's work: queries from row `row` of head h, keys in `steps` tiles from `key`.
 struct Work {
   int b, h, row, key, steps;
@@ -59,19 +52,14 @@ __device__ __forceinline__ int last_seen(const AttentionSizes& z, int row) {
   return static_cast<int>(last_key(z, min(int64_t{row}, z.rows - 1)));
 }
 
-// Returns what this block does in a round; no steps and no row of a sequence if nothing. Rounds alternate their
-// direction, so that no block always has the longest tile.
+// Returns what this block does in a round; no steps and no row of a sequence if nothing.
 template <class Tile>
-__device__ __forceinline__ Work work_of(const AttentionSizes& z, const Walk& walk, int round) {
-  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x),
-            place = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block),
-            of_section = walk.section * walk.tiles_of_head, first = place / of_section * walk.section,
-            heads = min(walk.section, walk.heads - first), in = place % of_section;
+__device__ __forceinline__ Work work_of(const AttentionSizes& z, const QueryTileOrder& order, int round) {
   Work w = {.b = 0, .h = 0, .row = static_cast<int>(z.rows), .key = 0, .steps = 0};
-  if (place >= walk.tiles_of_head * walk.heads) return w;
-  const int head = first + in % heads;
-  w.b = head / z.heads, w.h = head % z.heads;
-  w.row = (walk.tiles_of_head - 1 - in / heads) * Tile::kRows;
+  const QueryTile tile = order.tile_of(round, static_cast<int>(blockIdx.x));
+  if (tile.head < 0) return w;
+  w.b = tile.head / z.heads, w.h = tile.head % z.heads;
+  w.row = tile.tile * Tile::kRows;
   const int end = last_seen(z, w.row + Tile::kRows - 1) + 1;
   w.key = static_cast<int>(first_key(z, w.b, w.row)) / Tile::kKeys * Tile::kKeys;
   w.steps = max(0, (end - w.key + Tile::kKeys - 1) / Tile::kKeys);
@@ -79,12 +67,14 @@ __device__ __forceinline__ Work work_of(const AttentionSizes& z, const Walk& wal
 }
 
 template <class Tile>
-__device__ void produce(typename Tile::Shared& shared, const Maps& maps, const AttentionSizes& z, const Walk& walk) {
+__device__ void produce(typename Tile::Shared& shared, const Maps& maps, const AttentionSizes& z,
+                        const QueryTileOrder& order) {
   const uint32_t q_full = smem_addr(&shared.q_full);
   uint32_t q_parity = 0;
   Ring<Tile::kStages> ring;
-  for (int round = 0; round < walk.rounds; ++round) {
-    const Work w = work_of<Tile>(z, walk, round);
+  const int rounds = order.rounds();
+  for (int round = 0; round < rounds; ++round) {
+    const Work w = work_of<Tile>(z, order, round);
     if (w.steps == 0) continue;
     const int kv_head = w.h / (z.heads / z.kv_heads);
     mbarrier_wait(smem_addr(&shared.q_empty), q_parity ^ 1);
@@ -218,8 +208,8 @@ __device__ __forceinline__ void store(T* o_out, float* lse, const AttentionSizes
 }
 
 template <class Tile>
-__device__ void consume(typename Tile::Shared& shared, T* o_out, float* lse, const AttentionSizes& z, const Walk& walk,
-                        float scale2) {
+__device__ void consume(typename Tile::Shared& shared, T* o_out, float* lse, const AttentionSizes& z,
+                        const QueryTileOrder& order, float scale2) {
   constexpr int kOut = Tile::kValues / 2;
   // The same in all lanes, which the compiler cannot deduce.
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads - 1, 0), group_row = group * 64;
@@ -244,8 +234,9 @@ __device__ void consume(typename Tile::Shared& shared, T* o_out, float* lse, con
   };
   Ring<Tile::kStages> ring;
   uint32_t q_parity = 0;
-  for (int round = 0; round < walk.rounds; ++round) {
-    const Work w = work_of<Tile>(z, walk, round);
+  const int rounds = order.rounds();
+  for (int round = 0; round < rounds; ++round) {
+    const Work w = work_of<Tile>(z, order, round);
     const int row = w.row + group_row;
     if (w.steps == 0) {
       store_unseen<Tile::kValues>(o_out, lse, z, w, row);
@@ -308,8 +299,8 @@ __device__ void consume(typename Tile::Shared& shared, T* o_out, float* lse, con
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
-    fwd_kernel(const __grid_constant__ Maps maps, T* o, float* lse, Walk walk, AttentionSizes z, float scale2) {
+__global__ void __launch_bounds__(Tile::kThreads, 1) fwd_kernel(const __grid_constant__ Maps maps, T* o, float* lse,
+                                                                QueryTileOrder order, AttentionSizes z, float scale2) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(raw);
   if (threadIdx.x == 0) {
@@ -326,10 +317,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kGroupThreads) {
     fewer_registers<Tile::kLoadRegisters>();
-    if (threadIdx.x == 0) produce<Tile>(shared, maps, z, walk);
+    if (threadIdx.x == 0) produce<Tile>(shared, maps, z, order);
   } else {
     more_registers<Tile::kRegisters>();
-    consume<Tile>(shared, o, lse, z, walk, scale2);
+    consume<Tile>(shared, o, lse, z, order, scale2);
   }
 }
 
@@ -343,7 +334,7 @@ int section_heads(const AttentionSizes& z, int64_t batch) {
 
 template <class Tile>
 void launch(Stream& s, const AttentionFwd& a) {
-  void (*const kernel)(Maps, T*, float*, Walk, AttentionSizes, float) = fwd_kernel<Tile>;
+  void (*const kernel)(Maps, T*, float*, QueryTileOrder, AttentionSizes, float) = fwd_kernel<Tile>;
   const AttentionSizes z = attention_sizes(a);
   constexpr int kSharedBytes = sizeof(typename Tile::Shared);
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
@@ -352,12 +343,12 @@ void launch(Stream& s, const AttentionFwd& a) {
                   .v = rows_map(a.v_UGd, a.batch, Tile::kKeys)};
   const int64_t heads = a.batch * z.heads, tiles_of_head = div_ceil(z.rows, Tile::kRows), tiles = heads * tiles_of_head;
   const int blocks = limited_blocks(s, narrow<int>(std::min<int64_t>(tiles, gpu_limits(s).num_multiprocessors)));
-  const Walk walk{.tiles_of_head = narrow<int>(tiles_of_head),
-                  .heads = narrow<int>(heads),
-                  .section = section_heads(z, a.batch),
-                  .rounds = narrow<int>(div_ceil(narrow<int>(tiles), blocks))};
+  const QueryTileOrder order{.tiles_of_head = narrow<int>(tiles_of_head),
+                             .heads = narrow<int>(heads),
+                             .section = section_heads(z, a.batch),
+                             .blocks = blocks};
   kernel<<<blocks, Tile::kThreads, kSharedBytes, cuda_stream(s)>>>(maps, static_cast<T*>(a.o_THd.data),
-                                                                   a.lse_TH.ptr<float>(), walk, z, z.scale * kLog2E);
+                                                                   a.lse_TH.ptr<float>(), order, z, z.scale * kLog2E);
   check_launch("attention_fwd");
 }
 
