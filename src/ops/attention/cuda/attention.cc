@@ -65,7 +65,8 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
     check_may_be_own("attention_bwd", a);
   }
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
-  const bool is_sm90 = uses_hopper_kernels(s) && sm90_takes(a);
+  const bool has_only_path = only_path(a.q_THd.dim(2)) != AttentionBwdPath::chosen;
+  const bool is_sm90 = uses_hopper_kernels(s) && sm90_takes(a) && (!has_only_path || sm90_has_scratch(a));
   MOEBIUS_CHECK(usage, is_sm90 || a.path == AttentionBwdPath::chosen,
                 "attention_bwd: a path was asked for, and the Hopper kernels do not take q {} here; leave the path out",
                 to_string(a.q_THd));

@@ -56,6 +56,28 @@ inline CUtensorMap rows_map(const Tensor& x, int64_t batch, uint32_t box_rows) {
   return make_tensor_map<3>(x.data, {{{columns, 1, 64}, {rows, columns, box_rows}, {batch, columns * rows, 1}}});
 }
 
+// An operand at a shared-memory address, from which the compiler computes those of other addresses where they are
+// needed. It would otherwise keep all of them in registers, and has too few.
+template <Major kMajor>
+class Operand {
+ public:
+  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t block_bytes = 8192) {
+    const uint64_t first = wgmma_operand<kMajor>(address, block_bytes);
+    low_ = static_cast<uint32_t>(first), high_ = static_cast<uint32_t>(first >> 32);
+    asm volatile("" : "+r"(low_));
+  }
+  __device__ __forceinline__ uint64_t at(int bytes) const { return uint64_t{high_} << 32 | (low_ + (bytes >> 4)); }
+
+ private:
+  uint32_t low_, high_;
+};
+
+// Bytes from the first columns of a tile to columns 16 step on.
+template <class X>
+__device__ __forceinline__ constexpr int bytes_across(int step) {
+  return step / 4 * X::kBlockBytes + step % 4 * 32;
+}
+
 // sums [64, 32, 64 or 128] = x rows [row, row + 64) times y rows, over the width: 16 at a time.
 template <class X, class Y, int kWidth, int kNum>
 __device__ __forceinline__ void multiply_rows(float (&sums)[kNum], uint32_t x, int row, uint32_t y) {

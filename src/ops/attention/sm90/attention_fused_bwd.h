@@ -377,28 +377,6 @@ struct DqHandOver {
   }
 };
 
-// An operand at a shared-memory address, from which the compiler computes those of other addresses where they are
-// needed. It would otherwise keep all of them in registers, and has too few.
-template <Major kMajor>
-class Operand {
- public:
-  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t block_bytes = 8192) {
-    const uint64_t first = wgmma_operand<kMajor>(address, block_bytes);
-    low_ = static_cast<uint32_t>(first), high_ = static_cast<uint32_t>(first >> 32);
-    asm volatile("" : "+r"(low_));
-  }
-  __device__ __forceinline__ uint64_t at(int bytes) const { return uint64_t{high_} << 32 | (low_ + (bytes >> 4)); }
-
- private:
-  uint32_t low_, high_;
-};
-
-// Bytes from the first columns of a tile to columns 16 step on.
-template <class X>
-__device__ __forceinline__ constexpr int bytes_across(int step) {
-  return step / 4 * X::kBlockBytes + step % 4 * 32;
-}
-
 // sums [64, .] = x rows [x_row, x_row + 64) times y rows from y_row, over the width.
 // held: the first 16 kHeld columns of x.
 template <class X, class Y, int kWidth, int kHeld, int kNum, int kWords>
