@@ -72,7 +72,8 @@ namespace {
 
 // Returns whether Hopper's own kernels lack the call at a width that they have.
 bool is_left_out(const AttentionBwd& a) {
-  return only_path(a.q_THd.dim(2)) != AttentionBwdPath::chosen && attention_shape(a).window == 0 && !cuda::sm90_takes(a);
+  return only_path(a.q_THd.dim(2)) != AttentionBwdPath::chosen && attention_shape(a).window == 0 &&
+         !cuda::sm90_takes(a);
 }
 
 }  // namespace

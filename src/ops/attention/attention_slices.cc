@@ -156,8 +156,9 @@ int64_t alternating_set(const DsSizes& z, int64_t multiprocessors) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock), sets = div_up(blocks, multiprocessors),
                 lacking = sets * multiprocessors - blocks;
   const bool is_causal = z.window == 0 && !z.has_documents && !z.is_part;
-  const bool takes = z.owns_gpu && is_causal && (z.width == 64 || z.width == 128) && z.heads / z.kv_heads >= kMinHeads &&
-                     blocks >= kMinBlocks && sets % 2 == 0 && kBlocksOfEachLacking * lacking <= blocks;
+  const bool takes = z.owns_gpu && is_causal && (z.width == 64 || z.width == 128) &&
+                     z.heads / z.kv_heads >= kMinHeads && blocks >= kMinBlocks && sets % 2 == 0 &&
+                     kBlocksOfEachLacking * lacking <= blocks;
   return takes ? multiprocessors : 0;
 }
 

@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
 
 void sm90_dk_of_ds(Stream& s, const AttentionBwd& a, const DsTiles& ds) {
   const AttentionSizes z = attention_sizes(a);
-  MOEBIUS_CUDA(
-      cudaFuncSetAttribute(dk_of_ds_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)}));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(dk_of_ds_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{sizeof(Shared)}));
   dk_of_ds_kernel<<<dkv_blocks(z, ds), kSm90Threads, sizeof(Shared), cuda_stream(s)>>>(
       rows_map(a.q_THd, a.batch, kDsEdge), static_cast<T*>(a.dk_TGd.data), ds, z);
   check_launch("attention_bwd");

@@ -14,7 +14,8 @@ template <int kWidth_, int kValues_, bool kKeepsDs_>
 struct DkvTile {
   static constexpr bool kKeepsDs = kKeepsDs_;
   static constexpr int kWidth = kWidth_, kValues = kValues_;
-  static constexpr int kKeys = kDkvKeys, kQueries = kWidth == 192 ? 32 : 64, kStages = kWidth == 64 ? 4 : 192 / kQueries;
+  static constexpr int kKeys = kDkvKeys, kQueries = kWidth == 192 ? 32 : 64,
+                       kStages = kWidth == 64 ? 4 : 192 / kQueries;
   static constexpr int kHeldKeys = kWidth == 64 ? 4 : 0, kHeldValues = kWidth == 64 ? 4 : kWidth == 192 ? 2 : 0;
   using Keys = Sm90Tile<kKeys, kWidth>;
   using Values = Sm90Tile<kKeys, kValues>;
@@ -197,9 +198,9 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles
   const AttentionSizes z = attention_sizes(a);
   constexpr int kBytes = sizeof(typename Tile::Shared);
   MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  dkv_kernel<Tile><<<dkv_blocks(z, ds), kSm90Threads, kBytes, cuda_stream(s)>>>(bwd_maps(a, Tile::kQueries, Tile::kKeys),
-                                                                     static_cast<T*>(a.dk_TGd.data),
-                                                                     static_cast<T*>(a.dv_TGd.data), sums, ds, z);
+  dkv_kernel<Tile><<<dkv_blocks(z, ds), kSm90Threads, kBytes, cuda_stream(s)>>>(
+      bwd_maps(a, Tile::kQueries, Tile::kKeys), static_cast<T*>(a.dk_TGd.data), static_cast<T*>(a.dv_TGd.data), sums,
+      ds, z);
   check_launch("attention_bwd");
 }
 

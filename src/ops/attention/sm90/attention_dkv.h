@@ -53,7 +53,8 @@ __device__ __forceinline__ DkvWalk walk_of_block(const AttentionSizes& z, int fi
 // Returns the end of the rows that a block walks. Where ds is kept, whole tiles of it are written: what queries past the
 // end see is zero.
 template <bool kKeepsDs>
-__device__ __forceinline__ int64_t rows_end_of(const AttentionSizes& z, const DsTiles& ds, int b, int first_row, int key) {
+__device__ __forceinline__ int64_t rows_end_of(const AttentionSizes& z, const DsTiles& ds, int b, int first_row,
+                                               int key) {
   const int64_t key_end = key + kDkvKeys < z.kv_rows ? key + kDkvKeys : z.kv_rows;
   const int64_t rows_end = seen_end(z, b, first_row, key_end);
   if constexpr (!kKeepsDs) return rows_end;

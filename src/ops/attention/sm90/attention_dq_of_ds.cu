@@ -13,7 +13,8 @@ namespace {
 template <int kWidth_>
 struct DqTile {
   static constexpr int kWidth = kWidth_, kTiles = dq_tiles_of_block(kWidth), kTilesOfGroup = kTiles / 2;
-  static constexpr int kStages = kWidth == 128 ? 3 : 4, kBlocks = kTiles == 2 && kWidth < 256 ? 2 : 1;  // of a multiprocessor
+  static constexpr int kStages = kWidth == 128 ? 3 : 4,
+                       kBlocks = kTiles == 2 && kWidth < 256 ? 2 : 1;  // of a multiprocessor
   static constexpr int kConsumers = 2 * kGroupThreads, kThreads = kConsumers + (kBlocks == 2 ? 32 : kGroupThreads);
   using Keys = Sm90Tile<kDsEdge, kWidth>;
   struct Shared {

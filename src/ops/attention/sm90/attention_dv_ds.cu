@@ -127,7 +127,8 @@ __device__ void multiply_rows_of(Shared& shared, T* dv_out, const AttentionSizes
     wgmma_fence();
     add_product<Half, kQueries / 16>(dv_low, p_words, smem_addr(shared.rows[dout.stage]));
     add_product<Half, kQueries / 16>(dv_high, p_words, smem_addr(shared.rows[dout_high.stage]));
-    const int query_tile = walk.row / static_cast<int>(kDsEdge), key_tile = (key + group_row) / static_cast<int>(kDsEdge);
+    const int query_tile = walk.row / static_cast<int>(kDsEdge),
+              key_tile = (key + group_row) / static_cast<int>(kDsEdge);
     if (ds.has(query_tile, key_tile))  // or nothing is seen, and nothing will be read
       keep_ds(ds.tile(b, kv_head * ds.group + walk.head, query_tile, key_tile), shared.ds[warp], ds_words, 0);
     __syncwarp();
