@@ -26,15 +26,6 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
-__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int32_t x, int32_t y,
-                                         int32_t z, int32_t w) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
-      : "memory");
-}
-
 // The same into every block of the cluster whose bit is set in `blocks`: same offset in each one's
 // shared memory, and each one's own barrier at the same offset gets the bytes.
 __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier,

@@ -18,6 +18,16 @@ namespace moebius::cuda {
 constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // threads of a warpgroup, and of a block
 constexpr uint32_t kProducerRegisters = 24, kConsumerRegisters = 240, kConsumerWarps = 8;
 
+// tma_load() of ops/sm90/copy.h for a map of four dimensions.
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int32_t x, int32_t y,
+                                         int32_t z, int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with
 // the 128-byte swizzle. The last block has zeros where the width ends.
 template <int kRows, int kWidth>
