@@ -11,7 +11,7 @@ namespace moebius::cuda {
 constexpr int kConsumers = 2 * kGroupThreads, kDkvKeys = 128;
 constexpr int kDsWarpBytes = kDsTileBytes / 4;
 
-// What a kernel needs to know of each query.
+// The values that a kernel needs of each query.
 template <int kQueries>
 struct QueryColumns {
   float lse2[kQueries], delta[kQueries];
@@ -88,7 +88,7 @@ __device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* plac
   tma_commit();
 }
 
-// Where the sums of a thread of a block are in DsTiles::kv_sums. widths: those of dk and dv together.
+// Returns the place of a thread's sums in DsTiles::kv_sums. widths: those of dk and dv together.
 __device__ __forceinline__ float4* kv_sums_of(const DsTiles& ds, int kv_head, int key, int widths) {
   const int64_t block = int64_t{key / kDkvKeys} * ds.kv_heads + kv_head - ds.kv_head;
   const int group = threadIdx.x / kGroupThreads - 1;

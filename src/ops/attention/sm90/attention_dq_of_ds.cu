@@ -8,8 +8,7 @@ namespace moebius::cuda {
 namespace {
 
 // A block is 128 or 256 queries of one head of one sequence, 2 or 4 tiles of ds across. Two warpgroups
-// multiply. One more warp loads: of width 192 and 256 a third
-// warpgroup, which gives its registers to them.
+// multiply. One more warp loads: of width 192 and 256 a third warpgroup, which gives its registers to them.
 template <int kWidth_>
 struct DqTile {
   static constexpr int kWidth = kWidth_, kTiles = dq_tiles_of_block(kWidth), kTilesOfGroup = kTiles / 2;
