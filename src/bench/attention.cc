@@ -115,7 +115,7 @@ void check_has_paths(const Stream& s, const AttentionBwd& op) {
   const bool has_paths = s.device() == DeviceKind::cuda && uses_hopper_kernels(s) && cuda::sm90_takes(op);
   MOEBIUS_CHECK(
       usage, has_paths,
-      "--paths: expected a Hopper GPU, its own kernels, and heads of 64, of 128 or of 192 with values of 128; "
+      "--paths: expected a Hopper GPU, its own kernels, and heads of 64, 96, 128 or 256, or of 192 with values of 128; "
       "got q {} and v {} on {}; leave it out",
       to_string(op.q_THd), to_string(op.v_TGd), s.device() == DeviceKind::cpu ? "a CPU" : "a GPU");
 }

@@ -244,7 +244,7 @@ TEST(CliBench, MeaninglessValuesAreRefused) {
       "--documents: expected a divisor of the 512 tokens of a sequence; got 7; 1 means one document in each sequence");
   expect_refused(
       run_moebius(dir, {"bench", "attention", "--paths"}), 2,
-      "--paths: expected a Hopper GPU, its own kernels, and heads of 64, of 128 or of 192 with values of 128; "
+      "--paths: expected a Hopper GPU, its own kernels, and heads of 64, 96, 128 or 256, or of 192 with values of 128; "
       "got q ");
 }
 

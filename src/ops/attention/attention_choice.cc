@@ -1,6 +1,7 @@
 #include "ops/attention/attention_choice.h"
 
 #include "ops/attention/attention_cudnn.h"
+#include "ops/attention/attention_scratch.h"
 
 namespace moebius {
 namespace {
@@ -64,15 +65,25 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 // Our kernels fill a GPU with two or more blocks per multiprocessor.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   if (z.width != z.v_width || z.window > 0) return false;
-  if (z.width != 64 && z.width != 128) return z.width > 64;
-  return dkv_blocks(z) < 256;
+  const bool is_hopper = z.width == 64 || z.width == 96 || z.width == 128 || z.width == 256;
+  return is_hopper ? dkv_blocks(z) < 256 : z.width > 64;
 }
+
+namespace {
+
+// Returns whether Hopper's own kernels lack the call at a width that they have.
+bool is_left_out(const AttentionBwd& a) {
+  return only_path(a.q_THd.dim(2)) != AttentionBwdPath::chosen && attention_shape(a).window == 0 &&
+         !cuda::sm90_takes(a);
+}
+
+}  // namespace
 
 bool cudnn_is_chosen(const AttentionFwd& a) {
   return takes("attention_fwd", a, cudnn_can(a), cudnn_is_faster_fwd(attention_shape(a)));
 }
 bool cudnn_is_chosen(const AttentionBwd& a) {
-  return takes("attention_bwd", a, cudnn_can(a), cudnn_is_faster_bwd(attention_shape(a)));
+  return takes("attention_bwd", a, cudnn_can(a), cudnn_is_faster_bwd(attention_shape(a)) || is_left_out(a));
 }
 
 bool has_hopper_kernel(const Tensor& q_THd, const Tensor& v_UGd) {

@@ -38,7 +38,8 @@ TEST(AttentionChoice, CudnnIsChosenByTheMeasuredTable) {
   for (const int64_t width : {32, 80, 96, 160, 256}) {
     AttentionShape other = causal(8, 4096, 32, 4, width);
     EXPECT_TRUE(cudnn_is_faster_fwd(other)) << width;
-    EXPECT_EQ(cudnn_is_faster_bwd(other), width > 64) << width;
+    EXPECT_EQ(cudnn_is_faster_bwd(other), width == 80 || width == 160) << width;
+    EXPECT_EQ(cudnn_is_faster_bwd(causal(1, 512, 32, 4, width)), width > 64) << width;
     other.window = 1024;
     EXPECT_FALSE(cudnn_is_faster_fwd(other) || cudnn_is_faster_bwd(other)) << width;
   }
@@ -101,7 +102,8 @@ TEST(AttentionChoice, CudnnComputesMoreWhereHopperKernelsAreMissing) {
 // cuDNN has none there, except that of latent heads on 10.x, which is not used.
 TEST(AttentionChoice, WideHeadsHaveNoBackwardPassOfCudnnElsewhere) {
   for (const auto& [width, v_width] : {std::pair(136, 136), {160, 160}, {256, 256}, {192, 128}}) {
-    EXPECT_EQ(uses_cudnn(kHopper, bwd_of(4096, width, v_width)), has_cudnn() && width == v_width) << width;
+    EXPECT_EQ(uses_cudnn(kHopper, bwd_of(4096, width, v_width)), has_cudnn() && (width == 136 || width == 160))
+        << width;
     EXPECT_FALSE(uses_cudnn(kOther, bwd_of(4096, width, v_width))) << width;
   }
 }
@@ -127,6 +129,17 @@ TEST(AttentionChoice, WideHeadsMayAskForCudnnOnHopperAlone) {
                 "attention_bwd: cuDNN cannot compute")
           << width;
     }
+  }
+}
+
+// Hopper's own kernels for heads of 256 compute no parts of sequences.
+TEST(AttentionChoice, CudnnComputesPartsWithWideHeads) {
+  for (const int64_t width : {96, 256}) {
+    AttentionBwd a = bwd_of(4096, width, width);
+    EXPECT_FALSE(uses_cudnn(kHopper, a)) << width;
+    a.is_part = true;
+    EXPECT_EQ(uses_cudnn(kHopper, a), has_cudnn() && width == 256) << width;
+    EXPECT_EQ(cuda::sm90_takes(a), width == 96);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_slices.h"
+#include "ops/attention/attention_testing.h"
 #include "ops/cpu/testing.h"
 #include "ops/elementwise/elementwise.h"
 
@@ -298,6 +299,48 @@ TEST(AttentionBwdOnGpu, PartsWithWindowsAndLongSequencesOfDocumentsHaveFiveProdu
   Call shorter(s, {1, 2000, 8, 4, 128, 65, 0, 700});
   const auto taken = shorter.backward(AttentionBwdPath::chosen), same = shorter.backward(AttentionBwdPath::recomputed);
   EXPECT_TRUE(taken == same);
+}
+
+// Heads of 96 and of 256 have one path each. Portable kernels round the same probabilities and ds to bf16, from scores in
+// another order of sums: so a few of them differ by a rounding, and gradients by little of the largest.
+void expect_portable_gradients(Stream& s, const Sizes& z) {
+  SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
+  Call call(s, z);
+  const auto path = z.width == 96 ? AttentionBwdPath::one_kernel : AttentionBwdPath::kept_ds;
+  const auto got = call.backward(path), same = call.backward(path, {.captured = true});
+  EXPECT_TRUE(got == same);
+  {
+    const BlockLimitScope few(s, 7);
+    EXPECT_TRUE(call.backward(AttentionBwdPath::chosen) == got);
+  }
+  const testing::PortableScope portable(s);
+  const auto want = call.backward(AttentionBwdPath::chosen);
+  for (const auto x : {&Call::Gradients::dq, &Call::Gradients::dk, &Call::Gradients::dv}) {
+    EXPECT_FALSE(has_nan(got.*x));
+    EXPECT_LE(difference_of_sums(got.*x, want.*x), 0x1p-8);
+  }
+}
+
+TEST(AttentionBwdOnGpu, HeadsOf96AndOf256AreCloseToPortableKernels) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  const Sizes one{1, 65, 1, 1, 96}, causal{2, 300, 6, 2, 96}, documents{2, 450, 6, 2, 96, 0, 70},
+      window{2, 1000, 8, 4, 96, 200}, part{2, 700, 4, 2, 96, 0, 0, 300}, next_part{1, 500, 8, 2, 96, 128, 0, 500};
+  const Sizes wide{1, 65, 1, 1, 256}, causal_wide{2, 300, 6, 2, 256}, documents_wide{2, 450, 6, 2, 256, 0, 70},
+      window_wide{2, 1000, 8, 4, 256, 200};
+  for (const Sizes& z :
+       {one, causal, documents, window, part, next_part, wide, causal_wide, documents_wide, window_wide})
+    expect_portable_gradients(s, z);
+}
+
+// More blocks than multiprocessors, and with heads of 256 slices of sequences and of queries.
+TEST(AttentionBwdOnGpu, LongSequencesWithHeadsOf96AndOf256AreCloseToPortableKernels) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  const Sizes sequences{5, 2048, 32, 4, 96}, slices{3, 4096, 32, 4, 256}, cut{1, 8192, 32, 4, 256};
+  for (const Sizes& z : {sequences, slices, cut}) expect_portable_gradients(s, z);
 }
 
 // A call that owns the GPU sums dk and dv of these shapes in another order, but dq in the order of the keys as always.

@@ -257,7 +257,7 @@ void expect_finite_gradients(Stream& s, int64_t width, AttentionBwdPath path) {
 }
 TEST(AttentionParts, LowLogitsGiveFiniteGradients) {
   testing::on_each_device([](Stream& s) {
-    for (const int64_t width : {64, 128, 192}) {
+    for (const int64_t width : {64, 96, 128, 192}) {
       expect_finite_gradients(s, width, AttentionBwdPath::chosen);
       if (testing::has_hopper_kernel(s, DType::bf16, width, std::min<int64_t>(width, 128)))
         expect_finite_gradients(s, width, AttentionBwdPath::one_kernel);

@@ -43,7 +43,14 @@ int64_t sm80_scratch_bytes(const AttentionBwd& a) { return 2 * a.lse_TH.num_byte
 
 // Without keys there is no memory to describe for the copy engine.
 bool sm90_takes(const AttentionFwd& a) { return has_hopper_kernel(a.q_THd, a.v_UGd) && !a.v_UGd.empty(); }
-bool sm90_takes(const AttentionBwd& a) { return has_hopper_kernel(a.q_THd, a.v_TGd) && !a.v_TGd.empty(); }
+bool sm90_takes(const AttentionBwd& a) {
+  if (a.v_TGd.empty()) return false;
+  if (has_hopper_kernel(a.q_THd, a.v_TGd)) return true;
+  const int64_t width = a.q_THd.dim(2);
+  const AttentionBwdPath only = only_path(width);
+  return a.q_THd.dtype == DType::bf16 && width == a.v_TGd.dim(2) && only != AttentionBwdPath::chosen &&
+         can_take(ds_sizes(a), only);
+}
 
 DsSizes ds_sizes(const AttentionBwd& a) {
   const AttentionSizes z = attention_sizes(a);
@@ -79,6 +86,8 @@ int64_t sm90_path_bytes(const DsSizes& z, AttentionBwdPath path) {
 int64_t sm90_scratch_bytes(const AttentionBwd& a) {
   return sm90_sums_bytes(a) + sm90_path_bytes(ds_sizes(a), sm90_path(a));
 }
+
+bool sm90_has_scratch(const AttentionBwd& a) { return a.scratch.num_bytes() >= sm90_scratch_bytes(a); }
 
 // Plans without a GPU count for Hopper. So Hopper has the small workspace that the forward pass has elsewhere.
 int64_t scratch_bytes(const AttentionFwd& a, const GpuKernels& on) {

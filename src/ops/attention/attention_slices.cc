@@ -9,8 +9,9 @@ constexpr int64_t kKeysOfBlock = 128;
 constexpr int64_t kMinBlocks = 256;
 // If queries are cut, all blocks of a slice have the same length, and their last wave is seldom full.
 constexpr int64_t kBlocksOfCutSlice = 1024;
-// Returns the number of blocks of dq that run concurrently on a Hopper GPU: two per multiprocessor, one with width 192.
-constexpr int64_t dq_slots(int64_t width) { return width == 192 ? 132 : 264; }
+// Returns the number of blocks of dq that run concurrently on a Hopper GPU: two per multiprocessor, one with
+// width 192 or 256.
+constexpr int64_t dq_slots(int64_t width) { return width == 192 || width == 256 ? 132 : 264; }
 constexpr int64_t kMaxDqParts = 8;
 
 int64_t div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -155,18 +156,22 @@ int64_t alternating_set(const DsSizes& z, int64_t multiprocessors) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock), sets = div_up(blocks, multiprocessors),
                 lacking = sets * multiprocessors - blocks;
   const bool is_causal = z.window == 0 && !z.has_documents && !z.is_part;
-  const bool takes = z.owns_gpu && is_causal && z.width != 192 && z.heads / z.kv_heads >= kMinHeads &&
-                     blocks >= kMinBlocks && sets % 2 == 0 && kBlocksOfEachLacking * lacking <= blocks;
+  const bool takes = z.owns_gpu && is_causal && (z.width == 64 || z.width == 128) &&
+                     z.heads / z.kv_heads >= kMinHeads && blocks >= kMinBlocks && sets % 2 == 0 &&
+                     kBlocksOfEachLacking * lacking <= blocks;
   return takes ? multiprocessors : 0;
 }
 
 bool can_take(const DsSizes& z, AttentionBwdPath path) {
+  const AttentionBwdPath only = only_path(z.width);
+  if (only != AttentionBwdPath::chosen && path != only) return false;
   if (path == AttentionBwdPath::one_kernel) return fused_plan(z, kMaxDqBytes, kMaxDsBytes).groups_of_slice > 0;
   return path != AttentionBwdPath::kept_ds || !ds_plan(z, kMaxDsBytes).slices.empty();
 }
 
 AttentionBwdPath bwd_path(const DsSizes& z) {
   using enum AttentionBwdPath;
+  if (const AttentionBwdPath only = only_path(z.width); only != chosen) return only;
   if (recomputed_is_fastest(z)) return recomputed;
   const bool can_sum = can_take(z, one_kernel);
   if (can_sum && one_kernel_is_faster(z)) return one_kernel;

@@ -88,7 +88,7 @@ FusedPlan fused_plan(const DsSizes& z, int64_t max_dq_bytes, int64_t max_group_b
 //   the others end, and blocks upwards wait for it at their first tiles.
 // - Attention is causal over whole sequences, without windows and documents, and 4 or more heads share a kv head. Then
 //   later blocks have fewer tiles, and enough steps in each that the difference is long.
-// - Heads are not of 192: those kernels were not measured in this order.
+// - Heads are of 64 or of 128: the other kernels were not measured in this order.
 // - A group has enough blocks that a wave is one group.
 // - The number of sets is even, and the last one lacks at most a 25th of the blocks of the group. Then the blocks of
 //   the next group begin one after the other, as these do.
@@ -100,7 +100,8 @@ constexpr int64_t keys_of_window(int64_t window) { return kDsEdge * (2 + (window
 // faster memory have fewer, and then the sums below are less work still.
 inline constexpr int64_t kOperationsOfByte = 256;
 
-// Returns the kernels for a shape. Of those whose scratch is bounded:
+// Returns the kernels for a shape. Heads of 96 and of 256 have one path, which may not support the shape. Of the others,
+// those whose scratch is bounded:
 //
 // - One kernel, unless a window is of at most 512 keys: by measurement the fastest. With documents too, but for heads of
 //   64 and at most 4096 rows without a window: there scores that are computed twice were the fastest.
@@ -126,5 +127,12 @@ DsPlan ds_plan(const DsSizes& z, int64_t max_ds_bytes);
 int64_t dq_parts(const DsSizes& z, const DsSlice& slice);
 // Returns the query tiles of a thread block that computes dq.
 constexpr int64_t dq_tiles_of_block(int64_t width) { return width == 192 ? 4 : 2; }
+
+// Returns the one path that the kernels have for heads of this width; chosen: they have all.
+constexpr AttentionBwdPath only_path(int64_t width) {
+  return width == 96    ? AttentionBwdPath::one_kernel
+         : width == 256 ? AttentionBwdPath::kept_ds
+                        : AttentionBwdPath::chosen;
+}
 
 }  // namespace moebius

@@ -178,6 +178,24 @@ Work work_of(int64_t width, int64_t v_width, int64_t window) {
           .recomputed = bytes_of_row * kOperationsOfByte + operations_of_pair * keys};
 }
 
+TEST(AttentionSlices, HeadsOf96AndOf256HaveOnePathEach) {
+  using enum AttentionBwdPath;
+  const DsSizes narrow{8, 4096, 32, 4, 96, 96}, wide{8, 4096, 32, 4, 256, 256},
+      wide_window{2, 1000, 8, 4, 256, 256, 200}, long_wide{1, 8192, 32, 4, 256, 256};
+  for (const AttentionBwdPath path : {one_kernel, kept_ds, recomputed}) {
+    EXPECT_EQ(can_take(narrow, path), path == one_kernel);
+    for (const DsSizes& z : {wide, wide_window, long_wide}) EXPECT_EQ(can_take(z, path), path == kept_ds);
+  }
+  EXPECT_EQ(bwd_path(narrow), one_kernel);
+  EXPECT_EQ(bwd_path(wide), kept_ds);
+  EXPECT_FALSE(ds_plan(wide, 1280 * kMiB).cuts_queries);
+  EXPECT_TRUE(ds_plan(long_wide, 1280 * kMiB).cuts_queries);
+  DsSizes part = wide;
+  part.is_part = true;
+  EXPECT_FALSE(can_take(part, kept_ds));
+  EXPECT_EQ(fused_plan(narrow, 512 * kMiB, 1280 * kMiB).dq_bytes, int64_t{8} * 4096 * 32 * 96 * 4);
+}
+
 TEST(AttentionSlices, PartsWithWindowsHaveFiveProductsUnlessSevenAreLessWork) {
   using enum AttentionBwdPath;
   const std::pair<int64_t, int64_t> kWidths[] = {{64, 64}, {128, 128}, {192, 128}};

@@ -75,6 +75,9 @@ std::vector<Case> cases() {
       {2, 300, 300, 6, 2, 64, 0, true},
       {1, 390, 390, 2, 1, 64, 150, true},
       {2, 290, 290, 6, 2, 192, 0, false, 128},
+      {1, 300, 300, 6, 2, 96, 0, true},
+      {1, 270, 270, 2, 1, 256, 0, false},
+      {1, 330, 330, 2, 2, 256, 150, true},
   };
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -197,7 +200,7 @@ void AttentionTest::expect_backward() {
   if (s_.device() != DeviceKind::cuda || kernels_ != AttentionKernels::chosen) return;
   if (!uses_cudnn(gpu_kernels(s_), a)) return;
   // If cuDNN needs more scratch than is available, the other kernels run.
-  a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the sm90 kernels
+  a.scratch.shape = {2 * a.lse_TH.num_bytes()};  // of the kernels with the least
   ASSERT_FALSE(cuda::cudnn_attention_bwd(s_, a));
   for (Array* gradient : {&dq, &dk, &dv}) *gradient = Array::poisoned(gradient->tensor().shape, c_.dtype);
   a.dq_THd = dq.tensor();
@@ -445,7 +448,7 @@ TEST(AttentionOnCuda, AHopperPathIsRefusedForUnsupportedShapes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   ThreadPool pool(1);
   Stream s(*testing::accelerator(), pool);
-  Array x = Array::normal({4, 1, 96}, DType::bf16, 1), lse({4, 1}, DType::f32);
+  Array x = Array::normal({4, 1, 80}, DType::bf16, 1), lse({4, 1}, DType::f32);
   AttentionBwd a{.dq_THd = x.tensor(),
                  .dk_TGd = x.tensor(),
                  .dv_TGd = x.tensor(),
@@ -460,7 +463,7 @@ TEST(AttentionOnCuda, AHopperPathIsRefusedForUnsupportedShapes) {
   a.scratch = scratch.tensor();
   a.path = AttentionBwdPath::one_kernel;
   EXPECT_EQ(testing::error_of([&] { attention_bwd(s, a); }),
-            "attention_bwd: a path was asked for, and the Hopper kernels do not take q bf16[4, 1, 96] here; leave the "
+            "attention_bwd: a path was asked for, and the Hopper kernels do not take q bf16[4, 1, 80] here; leave the "
             "path out");
 }
 

@@ -14,8 +14,9 @@ void note_portable(const Stream& s, const char* op, const Tensor& q, const Tenso
     return note_odd_rows(s, op, q.dtype, q.dim(2) % 8 != 0 ? q.dim(2) : v.dim(2));
   if (!uses_hopper_kernels(s) || v.empty()) return;
   note_fallback_kernel(s, op,
-                       fmt::format("portable kernels, since the Hopper kernels take heads of 64 and of 128, and of 192 "
-                                   "with values of 128; got {} with values of {}",
+                       fmt::format("portable kernels, since the Hopper kernels take heads of 64 and of 128, of 192 "
+                                   "with values of 128, and in most backward passes of 96 and of 256; got {} with "
+                                   "values of {}",
                                    q.dim(2), v.dim(2)));
 }
 
@@ -65,7 +66,8 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
     check_may_be_own("attention_bwd", a);
   }
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
-  const bool is_sm90 = uses_hopper_kernels(s) && sm90_takes(a);
+  const bool has_only_path = only_path(a.q_THd.dim(2)) != AttentionBwdPath::chosen;
+  const bool is_sm90 = uses_hopper_kernels(s) && sm90_takes(a) && (!has_only_path || sm90_has_scratch(a));
   MOEBIUS_CHECK(usage, is_sm90 || a.path == AttentionBwdPath::chosen,
                 "attention_bwd: a path was asked for, and the Hopper kernels do not take q {} here; leave the path out",
                 to_string(a.q_THd));

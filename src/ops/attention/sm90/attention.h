@@ -18,18 +18,31 @@ namespace moebius::cuda {
 constexpr int kGroupThreads = 128, kSm90Threads = 3 * kGroupThreads;  // threads of a warpgroup, and of a block
 constexpr uint32_t kProducerRegisters = 24, kConsumerRegisters = 240, kConsumerWarps = 8;
 
+// tma_load() of ops/sm90/copy.h for a map of four dimensions.
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int32_t x, int32_t y,
+                                         int32_t z, int32_t w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 // A tile of rows x kWidth bf16 in shared memory: blocks of 64 columns, each rows x 128 bytes with
-// the 128-byte swizzle.
+// the 128-byte swizzle. The last block has zeros where the width ends.
 template <int kRows, int kWidth>
 struct Sm90Tile {
-  static constexpr int kBlockBytes = kRows * 128, kBytes = kBlockBytes * (kWidth / 64);
+  static constexpr int kBlocks = (kWidth + 63) / 64, kBlockBytes = kRows * 128, kBytes = kBlockBytes * kBlocks;
 
   // Called by one thread; the map is that of rows_map.
   __device__ static void load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int head, int64_t row, int64_t b) {
 #pragma unroll
-    for (int block = 0; block < kWidth / 64; ++block) {
-      tma_load(to + block * kBlockBytes, map, barrier, head * kWidth + block * 64, static_cast<int>(row),
-               static_cast<int>(b));
+    for (int block = 0; block < kBlocks; ++block) {
+      const uint32_t at = to + block * kBlockBytes;
+      if constexpr (kWidth % 64 == 0)
+        tma_load(at, map, barrier, head * kWidth + block * 64, static_cast<int>(row), static_cast<int>(b));
+      else
+        tma_load(at, map, barrier, block * 64, head, static_cast<int>(row), static_cast<int>(b));
     }
   }
   // Operand of a product over the width: rows from `row`, columns 16 step to 16 step + 15.
@@ -43,10 +56,36 @@ struct Sm90Tile {
 };
 
 // x [batch, rows, heads, width] as boxes of kRows rows x 64 columns; zeros past the rows
-// of a sequence.
+// of a sequence, and past a width that is not a multiple of 64.
 inline CUtensorMap rows_map(const Tensor& x, int64_t batch, uint32_t box_rows) {
-  const int64_t rows = x.dim(0) / batch, columns = x.dim(1) * x.dim(2);
+  const int64_t rows = x.dim(0) / batch, heads = x.dim(1), width = x.dim(2), columns = heads * width;
+  if (width % 64 != 0) {
+    return make_tensor_map<4>(
+        x.data, {{{width, 1, 64}, {heads, width, 1}, {rows, columns, box_rows}, {batch, columns * rows, 1}}});
+  }
   return make_tensor_map<3>(x.data, {{{columns, 1, 64}, {rows, columns, box_rows}, {batch, columns * rows, 1}}});
+}
+
+// An operand at a shared-memory address, from which the compiler computes those of other addresses where they are
+// needed. It would otherwise keep all of them in registers, and has too few.
+template <Major kMajor>
+class Operand {
+ public:
+  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t block_bytes = 8192) {
+    const uint64_t first = wgmma_operand<kMajor>(address, block_bytes);
+    low_ = static_cast<uint32_t>(first), high_ = static_cast<uint32_t>(first >> 32);
+    asm volatile("" : "+r"(low_));
+  }
+  __device__ __forceinline__ uint64_t at(int bytes) const { return uint64_t{high_} << 32 | (low_ + (bytes >> 4)); }
+
+ private:
+  uint32_t low_, high_;
+};
+
+// Bytes from the first columns of a tile to columns 16 step on.
+template <class X>
+__device__ __forceinline__ constexpr int bytes_across(int step) {
+  return step / 4 * X::kBlockBytes + step % 4 * 32;
 }
 
 // sums [64, 32, 64 or 128] = x rows [row, row + 64) times y rows, over the width: 16 at a time.
@@ -97,12 +136,30 @@ __device__ __forceinline__ void multiply_words(float (&sums)[kNum], const uint32
   wgmma_commit();
 }
 
+// The accumulators kFrom to kFrom + kTo - 1: those of columns 2 kFrom to 2 (kFrom + kTo) - 1.
+template <int kFrom, int kTo, int kNum>
+__device__ __forceinline__ float (&columns_of(float (&sums)[kNum]))[kTo] {
+  static_assert(kFrom + kTo <= kNum);
+  return *reinterpret_cast<float(*)[kTo]>(sums + kFrom);
+}
+template <int kFrom, int kTo, int kNum>
+__device__ __forceinline__ const float (&columns_of(const float (&sums)[kNum]))[kTo] {
+  static_assert(kFrom + kTo <= kNum);
+  return *reinterpret_cast<const float(*)[kTo]>(sums + kFrom);
+}
+
 // sums += weights [64, 16 kSteps] in registers times y [16 kSteps, width]
 template <class Y, int kSteps, int kNum>
 __device__ __forceinline__ void add_product(float (&sums)[kNum], const uint32_t (&weights)[4 * kSteps], uint32_t y) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    wgmma_registers<Major::mn>(sums, weights + 4 * step, Y::along(y, step), true);
+    const uint32_t* const words = weights + 4 * step;
+    if constexpr (kNum == 48) {  // 96 columns: a block of 64, and half of the next
+      wgmma_registers<Major::mn>(columns_of<0, 32>(sums), words, Y::along(y, step), true);
+      wgmma_registers<Major::mn>(columns_of<32, 16>(sums), words, Y::along(y + Y::kBlockBytes, step), true);
+    } else {
+      wgmma_registers<Major::mn>(sums, words, Y::along(y, step), true);
+    }
   }
   wgmma_commit();
 }

@@ -7,12 +7,19 @@ namespace {
 
 using T = __nv_bfloat16;
 
-// A block has 16 rows of 16 heads, so that it reads 16 heads of a row in one piece and writes 16 rows of a head so. Some
-// lanes have a row of a head, with 8 values each.
+__device__ __forceinline__ float dot_of_8(const uint4& x, const uint4& y) {
+  float sum = low_bf16(x.x) * low_bf16(y.x) + high_bf16(x.x) * high_bf16(y.x);
+  sum += low_bf16(x.y) * low_bf16(y.y) + high_bf16(x.y) * high_bf16(y.y);
+  sum += low_bf16(x.z) * low_bf16(y.z) + high_bf16(x.z) * high_bf16(y.z);
+  return sum + (low_bf16(x.w) * low_bf16(y.w) + high_bf16(x.w) * high_bf16(y.w));
+}
+
+// A block has 16 rows of 16 heads, so that it reads 16 heads of a row in one piece and writes 16 rows of a head so. 8 or
+// 16 lanes have a row of a head. A lane has 8 values at a time.
 template <int kValues>
 __global__ void __launch_bounds__(256)
     row_sums_kernel(RowSums out, const T* dout, const T* o, const float* lse, AttentionSizes z) {
-  constexpr int kLanes = kValues / 8, kRows = 16, kHeads = 16, kAtOnce = 256 / kLanes / kHeads;
+  constexpr int kLanes = kValues == 64 ? 8 : 16, kRows = 16, kHeads = 16, kAtOnce = 256 / kLanes / kHeads;
   __shared__ float sums[kHeads][kRows];
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, first_h = blockIdx.y * kHeads;
   const int64_t first_row = blockIdx.x * int64_t{kRows}, begin = blockIdx.z * z.rows;
@@ -21,12 +28,13 @@ __global__ void __launch_bounds__(256)
   for (int r = group / kHeads; r < kRows; r += kAtOnce) {
     float sum = 0;
     if (first_row + r < z.rows && h < z.heads) {
-      const int64_t at = ((begin + first_row + r) * z.heads + h) * kValues + lane * 8;
-      const auto x = *reinterpret_cast<const uint4*>(dout + at), y = *reinterpret_cast<const uint4*>(o + at);
-      sum = low_bf16(x.x) * low_bf16(y.x) + high_bf16(x.x) * high_bf16(y.x);
-      sum += low_bf16(x.y) * low_bf16(y.y) + high_bf16(x.y) * high_bf16(y.y);
-      sum += low_bf16(x.z) * low_bf16(y.z) + high_bf16(x.z) * high_bf16(y.z);
-      sum += low_bf16(x.w) * low_bf16(y.w) + high_bf16(x.w) * high_bf16(y.w);
+      const int64_t at = ((begin + first_row + r) * z.heads + h) * kValues;
+#pragma unroll
+      for (int i = lane * 8; i < kValues; i += kLanes * 8) {
+        const float dot =
+            dot_of_8(*reinterpret_cast<const uint4*>(dout + at + i), *reinterpret_cast<const uint4*>(o + at + i));
+        sum = i == lane * 8 ? dot : sum + dot;
+      }
     }
 #pragma unroll
     for (int other = kLanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
@@ -79,7 +87,12 @@ void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums) {
       ds.parts = narrow<int>(dq_parts(z, slice));
       ds.q_parts = reinterpret_cast<float*>(q_parts);
     }
-    sm90_dkv(s, a, sums, ds);
+    if (z.width == 256) {
+      sm90_dv_and_ds(s, a, sums, ds);
+      sm90_dk_of_ds(s, a, ds);
+    } else {
+      sm90_dkv(s, a, sums, ds);
+    }
     sm90_dq_of_ds(s, a, ds);
   }
 }
@@ -89,14 +102,19 @@ void launch_slices(Stream& s, const AttentionBwd& a, const RowSums& sums) {
 void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   auto* const lse2 = static_cast<float*>(a.scratch.data);
   const RowSums sums{lse2, lse2 + a.lse_TH.numel()};
-  if (a.v_TGd.dim(2) == 64)
+  const int64_t v_width = a.v_TGd.dim(2);
+  if (v_width == 64)
     launch_row_sums<64>(s, a, sums);
+  else if (v_width == 96)
+    launch_row_sums<96>(s, a, sums);
+  else if (v_width == 256)
+    launch_row_sums<256>(s, a, sums);
   else
     launch_row_sums<128>(s, a, sums);
   const DsSizes z = ds_sizes(a);
   AttentionBwdPath path = sm90_path(a);
   // With scratch for the sums of rows alone nothing is kept: where other kernels were to take the call.
-  if (a.scratch.num_bytes() < sm90_sums_bytes(a) + sm90_path_bytes(z, path)) path = AttentionBwdPath::recomputed;
+  if (!sm90_has_scratch(a)) path = AttentionBwdPath::recomputed;
   if (path == AttentionBwdPath::one_kernel)
     return sm90_fused_bwd(s, a, sums, fused_plan(z, kMaxDqBytes, kMaxDsBytes),
                           static_cast<unsigned char*>(a.scratch.data) + sm90_sums_bytes(a));

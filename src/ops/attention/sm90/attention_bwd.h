@@ -4,7 +4,8 @@
 // For most shapes one kernel computes all three (attention_fused_bwd.cu). For the others (bwd_path() in
 // attention_slices.h) one kernel computes dk and dv, which need all queries of some keys, and the next
 // one dq, which needs all keys of some queries. The latter either recomputes the scores, or
-// reads their gradients ds, which the kernel of dk and dv stored in scratch.
+// reads their gradients ds, which the kernel of dk and dv stored in scratch. With heads of 256 registers do not hold the
+// sums of both dk and dv, so a third kernel computes dk from ds.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -118,6 +119,10 @@ inline BwdMaps bwd_maps(const AttentionBwd& a, uint32_t queries, uint32_t keys) 
 void sm90_fused_bwd(Stream& s, const AttentionBwd& a, const RowSums& sums, const FusedPlan& plan, void* scratch);
 // dk and dv of the slice of `ds`, whose tiles are filled unless it has none.
 void sm90_dkv(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds);
+// dv of the slice of `ds`, whose tiles are filled, for heads of 256.
+void sm90_dv_and_ds(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles& ds);
+// dk of the slice from the tiles of `ds`, for heads of 256.
+void sm90_dk_of_ds(Stream& s, const AttentionBwd& a, const DsTiles& ds);
 // dq of the slice from the tiles of `ds`.
 void sm90_dq_of_ds(Stream& s, const AttentionBwd& a, const DsTiles& ds);
 // dq of all rows, from recomputed scores.

@@ -1,16 +1,11 @@
 // dk and dv of bf16 on sm_90a: a block is 128 keys of one kv head of one sequence, and walks the
 // queries that see them, head by head of the group. Keys run along the rows of its scores.
-#include <algorithm>
-
-#include "ops/attention/sm90/attention_bwd.h"
+#include "ops/attention/sm90/attention_dkv.h"
 
 namespace moebius::cuda {
 namespace {
 
 using T = __nv_bfloat16;
-
-constexpr int kConsumers = 2 * kGroupThreads;
-constexpr int kDsWarpBytes = kDsTileBytes / 4;
 
 // Sums of width 192 leave registers for 32 queries only. Where registers are left, they hold columns of
 // a warpgroup's rows of k and v, in steps of 16: reading them from shared memory for each tile of
@@ -19,16 +14,14 @@ template <int kWidth_, int kValues_, bool kKeepsDs_>
 struct DkvTile {
   static constexpr bool kKeepsDs = kKeepsDs_;
   static constexpr int kWidth = kWidth_, kValues = kValues_;
-  static constexpr int kKeys = 128, kQueries = kWidth == 192 ? 32 : 64, kStages = kWidth == 64 ? 4 : 192 / kQueries;
+  static constexpr int kKeys = kDkvKeys, kQueries = kWidth == 192 ? 32 : 64,
+                       kStages = kWidth == 64 ? 4 : 192 / kQueries;
   static constexpr int kHeldKeys = kWidth == 64 ? 4 : 0, kHeldValues = kWidth == 64 ? 4 : kWidth == 192 ? 2 : 0;
   using Keys = Sm90Tile<kKeys, kWidth>;
   using Values = Sm90Tile<kKeys, kValues>;
   using Queries = Sm90Tile<kQueries, kWidth>;
   using Outputs = Sm90Tile<kQueries, kValues>;
-  struct Columns {  // of the queries of a stage
-    float lse2[kQueries], delta[kQueries];
-    int first[kQueries];
-  };
+  using Columns = QueryColumns<kQueries>;  // of a stage
   struct Shared {
     unsigned char k[Keys::kBytes], v[Values::kBytes];
     unsigned char q[kStages][Queries::kBytes], dout[kStages][Outputs::kBytes];
@@ -37,16 +30,6 @@ struct DkvTile {
     uint64_t keys_full, full[kStages], empty[kStages];
     int rows_end;
   };
-};
-
-// The query head of the group and the row that a step works on. Heads and rows come in order.
-struct DkvWalk {
-  int first_row, end_row, rows_of_step, steps;
-  int row = first_row, head = 0;
-  __device__ void next() {
-    row += rows_of_step;
-    if (row >= end_row) row = first_row, ++head;
-  }
 };
 
 // The columns of a stage pass between producers and readers. To the readers: each producer lane writes and arrives at
@@ -77,57 +60,8 @@ __device__ void produce_queries(typename Tile::Shared& shared, const BwdMaps& ma
       Tile::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, walk.row, b);
       Tile::Outputs::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, walk.row, b);
     }
-    typename Tile::Columns& columns = shared.columns[ring.stage];
-    const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
-#pragma unroll
-    for (int i = lane; i < Tile::kQueries; i += 32) {
-      const int r = walk.row + i;
-      const bool exists = r < z.rows;
-      columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
-      columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
-      columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
-    }
+    load_columns<Tile::kQueries>(shared.columns[ring.stage], sums, z, b, h, walk.row);
     mbarrier_arrive(full);
-  }
-}
-
-// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory; with
-// 32 queries a step, after the second half of the tile. The last ones have left the warp's place by
-// then: a step is longer than the copy engine takes.
-template <int kWords>
-__device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[kWords],
-                                        int half) {
-  constexpr bool kHalves = kWords == 8;
-  static_assert(kHalves || kWords == 16);
-  const uint32_t lane = threadIdx.x % 32, at = smem_addr(place);
-  if (!kHalves || half == 0) {
-    if (lane == 0) tma_wait_read<0>();
-    __syncwarp();
-  }
-#pragma unroll
-  for (uint32_t j = 0; j < kWords / 4; ++j) {
-    const uint32_t chunk = (kHalves ? 4 * half : 0) + 2 * j + lane / 16;
-    stmatrix_4(at + swizzle_128(lane % 16, chunk), words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]);
-  }
-  if (kHalves && half == 0) return;
-  fence_proxy_async();
-  __syncwarp();
-  if (lane != 0) return;
-  bulk_store(tile + threadIdx.x / 32 % 4 * kDsWarpBytes, at, kDsWarpBytes);
-  tma_commit();
-}
-
-// sums += those that earlier slices left, if any. Where later ones follow, the sums go back to `at`.
-template <int kNum>
-__device__ __forceinline__ void through_memory(float (&sums)[kNum], float4* at, bool has_earlier, bool has_later) {
-#pragma unroll
-  for (int i = 0; i < kNum / 4; ++i) {
-    float4* const mine = at + i * kGroupThreads;
-    if (has_earlier) {
-      const float4 x = *mine;
-      sums[4 * i] += x.x, sums[4 * i + 1] += x.y, sums[4 * i + 2] += x.z, sums[4 * i + 3] += x.w;
-    }
-    if (has_later) *mine = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
   }
 }
 
@@ -207,9 +141,7 @@ __device__ void consume_queries(typename Tile::Shared& shared, T* dk_out, T* dv_
   hold_registers(dk);
   if constexpr (Tile::kKeepsDs) {
     if (ds.kv_sums) {
-      const int64_t block = int64_t{key / Tile::kKeys} * ds.kv_heads + kv_head - ds.kv_head;
-      float4* const at = ds.kv_sums + (block * kConsumers * (kWidth + kValues) / 8 + threadIdx.x % kGroupThreads) +
-                         group_row / 64 * kGroupThreads * ((kWidth + kValues) / 8);
+      float4* const at = kv_sums_of(ds, kv_head, key, kWidth + kValues);
       const bool has_earlier = ds.query_begin * kDsEdge > key, has_later = ds.query_end * kDsEdge < z.rows;
       through_memory(dk, at, has_earlier, has_later);
       through_memory(dv, at + kWidth / 8 * kGroupThreads, has_earlier, has_later);
@@ -235,13 +167,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   // The first of the slice that sees a key.
   const int first_row = max(static_cast<int>(key - z.shift), ds.query_begin * static_cast<int>(kDsEdge));
   if (threadIdx.x < 32) {
-    const int64_t key_end = key + Tile::kKeys < z.kv_rows ? key + Tile::kKeys : z.kv_rows;
-    int64_t rows_end = seen_end(z, b, first_row, key_end);
-    if constexpr (Tile::kKeepsDs) {
-      // Whole tiles of ds are written. What queries past the end see is zero.
-      const int64_t tile_end = (rows_end + kDsEdge - 1) / kDsEdge, slice_end = ds.query_end;
-      rows_end = (tile_end < slice_end ? tile_end : slice_end) * kDsEdge;
-    }
+    const int64_t rows_end = rows_end_of<Tile::kKeepsDs>(z, ds, b, first_row, key);
     if (threadIdx.x == 0) {
       shared.rows_end = static_cast<int>(rows_end);
       mbarrier_init(smem_addr(&shared.keys_full), 1);
@@ -272,11 +198,9 @@ void launch(Stream& s, const AttentionBwd& a, const RowSums& sums, const DsTiles
   const AttentionSizes z = attention_sizes(a);
   constexpr int kBytes = sizeof(typename Tile::Shared);
   MOEBIUS_CUDA(cudaFuncSetAttribute(dkv_kernel<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  const int64_t keys = ds.kv_sums ? std::min(z.kv_rows, ds.query_end * kDsEdge) : z.kv_rows;
-  const dim3 blocks(ds.kv_heads, ds.sequences, static_cast<unsigned>(div_ceil(keys, Tile::kKeys)));
-  dkv_kernel<Tile><<<blocks, kSm90Threads, kBytes, cuda_stream(s)>>>(bwd_maps(a, Tile::kQueries, Tile::kKeys),
-                                                                     static_cast<T*>(a.dk_TGd.data),
-                                                                     static_cast<T*>(a.dv_TGd.data), sums, ds, z);
+  dkv_kernel<Tile><<<dkv_blocks(z, ds), kSm90Threads, kBytes, cuda_stream(s)>>>(
+      bwd_maps(a, Tile::kQueries, Tile::kKeys), static_cast<T*>(a.dk_TGd.data), static_cast<T*>(a.dv_TGd.data), sums,
+      ds, z);
   check_launch("attention_bwd");
 }
 

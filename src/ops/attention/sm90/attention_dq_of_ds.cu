@@ -1,18 +1,19 @@
 // dq = scale ds k, from tiles of ds in scratch
 //
 // Reading them bounds this kernel: two blocks share a multiprocessor. One of width 192 has it alone,
-// and twice the queries for each tile of keys.
+// and twice the queries for each tile of keys. One of width 256 has it alone too.
 #include "ops/attention/sm90/attention_bwd.h"
 
 namespace moebius::cuda {
 namespace {
 
 // A block is 128 or 256 queries of one head of one sequence, 2 or 4 tiles of ds across. Two warpgroups
-// multiply. One more warp loads: of width 192 a third warpgroup, which gives its registers to them.
+// multiply. One more warp loads: of width 192 and 256 a third warpgroup, which gives its registers to them.
 template <int kWidth_>
 struct DqTile {
   static constexpr int kWidth = kWidth_, kTiles = dq_tiles_of_block(kWidth), kTilesOfGroup = kTiles / 2;
-  static constexpr int kStages = kWidth == 128 ? 3 : 4, kBlocks = kTiles == 2 ? 2 : 1;  // of a multiprocessor
+  static constexpr int kStages = kWidth == 128 ? 3 : 4,
+                       kBlocks = kTiles == 2 && kWidth < 256 ? 2 : 1;  // of a multiprocessor
   static constexpr int kConsumers = 2 * kGroupThreads, kThreads = kConsumers + (kBlocks == 2 ? 32 : kGroupThreads);
   using Keys = Sm90Tile<kDsEdge, kWidth>;
   struct Shared {
@@ -201,6 +202,8 @@ void sm90_dq_of_ds(Stream& s, const AttentionBwd& a, const DsTiles& ds) {
     launch<64>(s, a, ds);
   else if (a.q_THd.dim(2) == 128)
     launch<128>(s, a, ds);
+  else if (a.q_THd.dim(2) == 256)
+    launch<256>(s, a, ds);
   else
     launch<192>(s, a, ds);
 }

@@ -113,6 +113,8 @@ void sm90_fused_bwd(Stream& s, const AttentionBwd& a, const RowSums& sums, const
   const int64_t width = a.q_THd.dim(2);
   if (width == 64)
     launch<FusedShape<64>>(s, a, sums, plan, scratch);
+  else if (width == 96)
+    launch<FusedShape<96>>(s, a, sums, plan, scratch);
   else if (width == 128)
     launch<FusedShape<128>>(s, a, sums, plan, scratch);
   else

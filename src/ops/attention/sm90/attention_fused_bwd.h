@@ -51,6 +51,15 @@ struct FusedTile<128> {
   __host__ __device__ static constexpr DqPart part(int half, int part) { return {0, 64 * half + 32 * part}; }
 };
 
+// The halves are 64 and 32 columns. Both warpgroups multiply 64 columns of the keys, the second one 32 that are zeros.
+// All scores take keys from registers.
+template <>
+struct FusedTile<96> {
+  static constexpr int kWidth = 96, kValues = 96, kStages = 2, kDqStages = 2, kPieces = 1, kHeld = 6;
+  __host__ __device__ static constexpr int piece_columns(int) { return 64; }
+  __host__ __device__ static constexpr DqPart part(int half, int part) { return {0, 64 * half + 32 * part}; }
+};
+
 // A half is 96 of 192 columns: 32 of the middle 64, and 64 at an end.
 template <>
 struct FusedTile<192> {
@@ -66,8 +75,12 @@ template <int kWidth_>
 struct FusedShape : FusedTile<kWidth_> {
   using Tile = FusedTile<kWidth_>;
   static constexpr int kRows = fused_tile_rows(kWidth_), kKeys = 128;
+  static constexpr bool kIsUneven = kWidth_ % 64 != 0;  // the second half of a tile has fewer columns
   // A warpgroup's half of a tile's dq, in the order of its threads: a float4 of all threads, then the next.
-  static constexpr int kHalfFloats = kRows * Tile::kWidth / 2, kParts = kHalfFloats / 64 / 32;
+  static constexpr int kTileFloats = kRows * Tile::kWidth, kHalfFloats = kIsUneven ? kRows * 64 : kTileFloats / 2;
+  __device__ __forceinline__ static int piece_columns_of(int half, int piece) {
+    return kIsUneven && half == 1 ? Tile::kWidth % 64 : Tile::piece_columns(piece);
+  }
   static constexpr int kDqSlotBytes = 64 * 64 * 4;  // bytes of a piece, at most
   using Keys = Sm90Tile<kKeys, Tile::kWidth>;
   using Values = Sm90Tile<kKeys, Tile::kValues>;
@@ -188,17 +201,17 @@ __device__ void add_dq(typename Shape::Shared& shared, const FusedSlice& f, cons
     for (int step = 0; step < steps; ++step, walk.next()) {
       if (walk.head == 0 || walk.heads_outer)
         before = w.block - static_cast<int>(first_key(z, w.b, walk.tile * Shape::kRows)) / Shape::kKeys;
-      const int at = ((first_head + walk.head) * f.tiles + walk.tile) * 2 + half;
+      const int tile = (first_head + walk.head) * f.tiles + walk.tile;
       const bool finishes = walk.tile < w.finish_end;
-      int* const added = f.added + at;
+      int* const added = f.added + (tile * 2 + half);
       if (before > 0) {
         while (load_acquire(added) < before) {
         }
       }
-      float* to = f.dq + int64_t{at} * Shape::kHalfFloats;
+      float* to = f.dq + (int64_t{tile} * Shape::kTileFloats + half * Shape::kHalfFloats);
 #pragma unroll
       for (int piece = 0; piece < Shape::kPieces; ++piece, ring.advance()) {
-        const int floats = 64 * Shape::piece_columns(piece);
+        const int floats = 64 * Shape::piece_columns_of(half, piece);
         const uint32_t slot = smem_addr(shared.dq[half][ring.stage]),
                        dq_full = smem_addr(&shared.dq_full[half][ring.stage]),
                        sums_full = smem_addr(&shared.sums_full[half][ring.stage]);
@@ -320,7 +333,10 @@ struct DqHandOver {
   __device__ __forceinline__ void pass(unsigned use, const float (&dq)[kNum]) {
     auto* const to = reinterpret_cast<float4*>(shared.dq[half][use % kPlaces]) + threadIdx.x % kGroupThreads;
 #pragma unroll
-    for (int i = 0; i < kNum / 4; ++i) to[i * kGroupThreads] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+    for (int i = 0; i < kNum / 4; ++i) {
+      if (8 * i >= 32 && is_narrow()) break;
+      to[i * kGroupThreads] = {dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]};
+    }
     fence_proxy_async();
     release(use);
   }
@@ -331,6 +347,19 @@ struct DqHandOver {
     const unsigned place = use % kPlaces;
     mbarrier_wait(smem_addr(&shared.sums_full[half][place]), sums_parity >> place & 1);
     sums_parity ^= 1u << place;
+    if (is_narrow())
+      write(place, columns_of<0, 16>(dq), dq_out, w, walk, part);
+    else
+      write(place, dq, dq_out, w, walk, part);
+    release(use);
+  }
+
+ private:
+  // Returns whether the half has 32 columns, where products have 64.
+  __device__ __forceinline__ bool is_narrow() const { return Shape::kIsUneven && half == 1; }
+  template <int kNum>
+  __device__ __forceinline__ void write(unsigned place, const float (&dq)[kNum], __nv_bfloat16* dq_out,
+                                        const FusedWork& w, const FusedWalk& walk, int part) const {
     const bool has_sums = shared.has_sums[half][place];
     const auto* const sums = reinterpret_cast<const float2*>(shared.dq[half][place]) + threadIdx.x % kGroupThreads * 2;
     const DqPart at = Shape::part(half, part);
@@ -341,37 +370,12 @@ struct DqHandOver {
                          const float2 x = has_sums ? sums[e / 4 * kGroupThreads * 2 + e / 2 % 2] : float2{0, 0};
                          return pack_bf16((x.x + dq[e]) * z.scale, (x.y + dq[e + 1]) * z.scale);
                        });
-    release(use);
   }
-
- private:
   __device__ __forceinline__ void release(unsigned use) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(smem_addr(&shared.dq_full[half][use % kPlaces]));
   }
 };
-
-// An operand at a shared-memory address, from which the compiler computes those of other addresses where they are
-// needed. It would otherwise keep all of them in registers, and has too few.
-template <Major kMajor>
-class Operand {
- public:
-  __device__ __forceinline__ explicit Operand(uint32_t address, uint32_t block_bytes = 8192) {
-    const uint64_t first = wgmma_operand<kMajor>(address, block_bytes);
-    low_ = static_cast<uint32_t>(first), high_ = static_cast<uint32_t>(first >> 32);
-    asm volatile("" : "+r"(low_));
-  }
-  __device__ __forceinline__ uint64_t at(int bytes) const { return uint64_t{high_} << 32 | (low_ + (bytes >> 4)); }
-
- private:
-  uint32_t low_, high_;
-};
-
-// Bytes from the first columns of a tile to columns 16 step on.
-template <class X>
-__device__ __forceinline__ constexpr int bytes_across(int step) {
-  return step / 4 * X::kBlockBytes + step % 4 * 32;
-}
 
 // sums [64, .] = x rows [x_row, x_row + 64) times y rows from y_row, over the width.
 // held: the first 16 kHeld columns of x.

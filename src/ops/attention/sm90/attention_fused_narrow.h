@@ -1,4 +1,4 @@
-// The products of the kernel that computes dq, dk and dv, for heads of 64 and of 128.
+// The products of the kernel that computes dq, dk and dv, for heads of 64, 96 and 128.
 #pragma once
 
 #include "ops/attention/sm90/attention_fused_bwd.h"
