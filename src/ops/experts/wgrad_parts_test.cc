@@ -39,7 +39,7 @@ TEST(WgradParts, FitTheirScratch) {
       const WgradParts p = wgrad_parts(256 * tiles, 1, K);
       EXPECT_EQ(p.whole + p.cut, tiles);
       EXPECT_EQ(p.whole % 66 == 0 || p.cut == 0, true) << tiles;
-      EXPECT_LE(p.in_all(), WgradParts::kMostInAll);
+      EXPECT_LE(p.in_all(), WgradParts::kMaxParts);
       EXPECT_EQ(p.cut == 0, p.parts == 1);
       EXPECT_GE(div_ceil(K, int64_t{128}), p.parts) << "each part has a K step";
     }

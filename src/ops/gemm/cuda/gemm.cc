@@ -37,7 +37,7 @@ namespace {
 
 // The result of a comparison is stored after the memory for trials.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
-static_assert(WgradParts::kMostInAll * WgradParts::kBytes <= kWorkspaceBytes);
+static_assert(WgradParts::kMaxParts * WgradParts::kBytes <= kWorkspaceBytes);
 static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
 constexpr int kMaxProposals = 8, kTimedRuns = 3;
 
