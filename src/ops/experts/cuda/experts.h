@@ -94,6 +94,7 @@ struct WgradProductF8 {
   Operand left_MR, right_NR;  // in
   Tensor offsets_e1;          // in, empty: one expert has all columns
   bool accumulate = false;
+  Tensor scratch = {};  // without offsets: WgradParts::scratch_bytes() (ops/experts/wgrad_parts.h) at 16 bytes
 };
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who);
 }  // namespace sm90

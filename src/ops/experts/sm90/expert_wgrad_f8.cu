@@ -7,7 +7,8 @@
 // with K cut by the experts.
 //
 // A block computes 128 x 256 tiles. The two blocks of a cluster have neighbouring rows at the same columns of dw, so
-// that they share right^T.
+// that they share right^T. The tiles of a dense product that do not fill a round of clusters are cut over K into parts
+// (ops/experts/wgrad_parts.h), which a second kernel adds.
 //
 //   load     one thread: both operands by TMA, and the old values of dw if the product is added
 //   consume  two warpgroups: the product, and its way to dw (expert_wgrad_f8_results.h)
@@ -23,6 +24,7 @@
 #include "ops/experts/sm90/expert_wgrad_f8_results.h"
 #include "ops/experts/sm90/expert_wgrad_f8_scales.h"
 #include "ops/experts/sm90/expert_wgrad_f8_schedule.h"
+#include "ops/experts/wgrad_parts.h"
 #include "ops/grouped_gemm/sm90/block_scaled_launch.h"
 #include "ops/grouped_gemm/sm90/slots.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
@@ -37,6 +39,7 @@ struct WgradParams {
   int32_t num_experts, blocks_k;  // blocks of 128 columns in all
   int32_t num_rows;               // of dw
   int32_t clusters_down, across;  // clusters down dw, tiles across
+  int32_t whole, cut, parts;      // with kCutsK: as WgradParts
 };
 
 template <class Scales>
@@ -64,7 +67,7 @@ struct WgradTile : ResultTile {
   ExpertBlocks k;
 };
 
-// The tiles of a block, in order.
+// The tiles of a block, in order, where there are offsets.
 template <GroupedGemmConfig kConfig>
 class WgradWalk {
  public:
@@ -101,6 +104,47 @@ class WgradWalk {
   int32_t expert_ = 0, round_ = 0;
 };
 
+// The same of a dense product: its whole tiles, then the parts of the others, in turns.
+template <GroupedGemmConfig kConfig>
+class CutWalk {
+ public:
+  __device__ CutWalk(const WgradParams& p, const PlaceMemory&)
+      : p_(p),
+        rank_(static_cast<int32_t>(cluster_block_rank())),
+        clusters_(static_cast<int32_t>(gridDim.x / 2)),
+        item_(static_cast<int32_t>(blockIdx.x / 2)) {}
+
+  __device__ bool next(WgradTile& tile) {
+    tile.k = {0, p_.blocks_k, kStepsOfSlot};
+    if (keeps_dw(p_, tile.k) || item_ >= p_.whole + p_.cut * p_.parts) return false;
+    int32_t step = item_;
+    tile.part = item_ - p_.whole;
+    if (tile.part >= 0) {
+      step = p_.whole + tile.part / p_.parts;
+      const int32_t part = tile.part % p_.parts, begin = begin_of(part);
+      tile.k = {begin, begin_of(part + 1) - begin, kStepsOfSlot};
+    }
+    const GridStep at = grouped_step(step, p_.clusters_down, p_.across, kConfig.l2_group);
+    tile.expert = 0;
+    tile.m = 2 * at.row + rank_;
+    tile.n = at.col;
+    item_ += clusters_;
+    return true;
+  }
+
+ private:
+  // The first K block of a part.
+  __device__ int32_t begin_of(int32_t part) const {
+    return static_cast<int32_t>(int64_t{p_.blocks_k} * part / p_.parts);
+  }
+
+  const WgradParams& p_;
+  int32_t rank_, clusters_, item_;
+};
+
+template <class Op>
+using WalkOf = std::conditional_t<Op::kCutsK, CutWalk<Op::kConfig>, WgradWalk<Op::kConfig>>;
+
 // By a warp, for the walks of its block. Results take about as long as four K steps.
 template <GroupedGemmConfig kConfig>
 __device__ void find_places(const WgradParams& p, const PlaceMemory& places) {
@@ -116,13 +160,14 @@ static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
 // By one thread. It waits for the staging memory after the sixth K step of a tile. By then the consumers have multiplied
 // two slots of the tile, and so they had passed the results before it to the copy engine.
-template <GroupedGemmConfig kConfig>
-__device__ void load(const WgradParams& p, const SlotRing<kConfig>& ring, const PlaceMemory& places) {
+template <class Op>
+__device__ void load(const WgradParams& p, const SlotRing<Op::kConfig>& ring, const PlaceMemory& places) {
+  constexpr GroupedGemmConfig kConfig = Op::kConfig;
   using Shared = GemmShared<kConfig>;
   const auto block = static_cast<int32_t>(cluster_block_rank());
   SlotCursor<kConfig> at;
-  WgradWalk<kConfig> walk(p, places);
-  ResultLoads<kConfig> results{p.dw, {ring}};
+  WalkOf<Op> walk(p, places);
+  ResultLoads<kConfig, Op::kCutsK> results{p.dw, {ring}};
   for (WgradTile tile; walk.next(tile);) {
     const int32_t staged_after = min(tile.k.num, 6) - 1;
     for (int32_t i = 0; i < tile.k.num; ++i, at.advance()) {
@@ -146,12 +191,13 @@ template <class Scales>
 constexpr bool kCopiesScales = std::is_same_v<Scales, BlockScales>;
 
 // By a warp, for each slot that load() fills.
-template <GroupedGemmConfig kConfig>
-__device__ void load_scales(const ScaledParams<BlockScales>& p, const SlotRing<kConfig>& ring,
-                            const PlaceMemory& places, const ScaleMemory<kConfig>& memory) {
+template <class Op>
+__device__ void load_scales(const ScaledParams<BlockScales>& p, const SlotRing<Op::kConfig>& ring,
+                            const PlaceMemory& places, const ScaleMemory<Op::kConfig>& memory) {
+  constexpr GroupedGemmConfig kConfig = Op::kConfig;
   const auto lane = static_cast<int32_t>(threadIdx.x % 32);
   SlotCursor<kConfig> at;
-  WgradWalk<kConfig> walk(p, places);
+  WalkOf<Op> walk(p, places);
   ScaleCopies<kConfig> copies{memory};
   for (WgradTile tile; walk.next(tile);) {
     for (int32_t i = 0; i < static_cast<int32_t>(copies.kRows); ++i) {
@@ -188,8 +234,8 @@ __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig
                         const ScaleMemory<Op::kConfig>& scales) {
   const uint32_t group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
   SlotCursor<Op::kConfig> at;
-  WgradWalk<Op::kConfig> walk(p, places);
-  ResultWriter<Op::kConfig> results{p.dw, {ring}, warp};
+  WalkOf<Op> walk(p, places);
+  ResultWriter<Op::kConfig, Op::kCutsK> results{p.dw, {ring}, warp};
   WgradTile tile, next;
   bool more = walk.next(tile);
   while (more) {
@@ -219,11 +265,11 @@ __device__ void consume(const typename Op::Params& p, const SlotRing<Op::kConfig
 }
 
 // A kernel takes its config by a type: nvcc does not launch one that has it as an argument.
-template <GroupedGemmConfig kOpConfig, class Scales>
+template <GroupedGemmConfig kOpConfig, class Scales, bool kIsDense>
 struct Wgrad {
   static constexpr GroupedGemmConfig kConfig = kOpConfig;
   using Params = ScaledParams<Scales>;
-  static constexpr bool kScalesOfSlots = kCopiesScales<Scales>;
+  static constexpr bool kScalesOfSlots = kCopiesScales<Scales>, kCutsK = kIsDense;
 };
 
 // The shared memory after the barriers, in place of notes.
@@ -251,10 +297,12 @@ __global__ void __cluster_dims__(Op::kConfig.cluster, 1, 1) __launch_bounds__(Op
   cluster_sync();
   if (warp < 4) {
     fewer_registers<kConfig.producer_registers>();
-    if (warp == 0 && elect_one()) load<kConfig>(p, ring, places);
-    if (warp == 1) find_places<kConfig>(p, places);
+    if (warp == 0 && elect_one()) load<Op>(p, ring, places);
+    if constexpr (!Op::kCutsK) {
+      if (warp == 1) find_places<kConfig>(p, places);
+    }
     if constexpr (Op::kScalesOfSlots) {
-      if (warp == 2) load_scales<kConfig>(p, ring, places, scales);
+      if (warp == 2) load_scales<Op>(p, ring, places, scales);
     }
   } else {
     more_registers<kConfig.consumer_registers>();
@@ -269,6 +317,72 @@ struct WgradLaunch {
   int blocks =
       persistent_blocks(reinterpret_cast<const void*>(&expert_wgrad_f8_kernel<Op>), WgradShared<Op::kConfig>::kBytes);
 };
+
+// dw of the tiles that are cut: the sums of their parts in order, stored or added. A block computes kAddedRows rows of a
+// tile, and a thread four neighbouring columns of every fourth of them.
+constexpr int kAddedRows = 16, kAddThreads = 256;
+struct AddedParts {
+  float* dw;            // [num_rows, columns]
+  const float4* parts;  // [cut, num_parts, 256, 64]
+  int32_t num_rows, columns;
+  int32_t whole, num_parts;
+  int32_t clusters_down, across;
+  bool accumulate;
+};
+
+__device__ __forceinline__ float4 plus(float4 x, float4 y) {
+  return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+}
+
+__global__ void __launch_bounds__(kAddThreads) add_parts_kernel(const AddedParts p) {
+  constexpr GroupedGemmConfig kConfig = kSm90WgradF8;
+  constexpr int kTile = static_cast<int>(WgradParts::kTile), kRowsAtOnce = kAddThreads / (kTile / 4);
+  static_assert(kTile == 2 * kConfig.tile_m && kTile == kConfig.tile_n && kTile % kAddedRows == 0);
+  const auto number = static_cast<int32_t>(blockIdx.y);
+  const GridStep at = grouped_step(p.whole + number, p.clusters_down, p.across, kConfig.l2_group);
+  const int32_t quad = static_cast<int32_t>(threadIdx.x) % (kTile / 4), column = at.col * kTile + 4 * quad;
+  if (column >= p.columns) return;
+  const int32_t first = static_cast<int32_t>(blockIdx.x) * kAddedRows + static_cast<int32_t>(threadIdx.x) / (kTile / 4);
+#pragma unroll
+  for (int i = 0; i < kAddedRows; i += kRowsAtOnce) {
+    const int32_t row = at.row * kTile + first + i;
+    if (row >= p.num_rows) return;
+    const float4* part = p.parts + (int64_t{number} * p.num_parts * kTile + first + i) * (kTile / 4) + quad;
+    float4 sum = *part;
+#pragma unroll 4
+    for (int32_t n = 1; n < p.num_parts; ++n) sum = plus(sum, part[int64_t{n} * kTile * (kTile / 4)]);
+    auto* const to = reinterpret_cast<float4*>(p.dw + int64_t{row} * p.columns + column);
+    *to = p.accumulate ? plus(*to, sum) : sum;
+  }
+}
+
+void add_parts(Stream& s, const WgradProductF8& a, const WgradParams& p, const char* who) {
+  const AddedParts added{.dw = a.dw_eMN.ptr<float>(),
+                         .parts = static_cast<const float4*>(a.scratch.data),
+                         .num_rows = p.num_rows,
+                         .columns = static_cast<int32_t>(a.dw_eMN.dim(2)),
+                         .whole = p.whole,
+                         .num_parts = p.parts,
+                         .clusters_down = p.clusters_down,
+                         .across = p.across,
+                         .accumulate = a.accumulate};
+  const dim3 grid(static_cast<uint32_t>(WgradParts::kTile / kAddedRows), static_cast<uint32_t>(p.cut));
+  add_parts_kernel<<<grid, kAddThreads, 0, cuda_stream(s)>>>(added);
+  check_launch(who);
+}
+
+void cut_tiles(WgradParams& p, const WgradProductF8& a) {
+  const WgradParts parts = wgrad_parts(a.dw_eMN.dim(1), a.dw_eMN.dim(2), a.left_MR.data.dim(1));
+  p.whole = static_cast<int32_t>(parts.whole);
+  p.cut = static_cast<int32_t>(parts.cut);
+  p.parts = static_cast<int32_t>(parts.parts);
+  if (parts.cut == 0) return;
+  MOEBIUS_ASSERT(a.scratch.num_bytes() >= parts.scratch_bytes());
+  constexpr int64_t kTile = WgradParts::kTile;
+  p.dw.parts =
+      make_tensor_map<3>(a.scratch.data, {{{kTile, 1, 32}, {kTile, kTile, 16}, {parts.in_all(), kTile * kTile, 1}}},
+                         MapOptions{.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32, .element_bytes = 4});
+}
 
 template <class Op>
 void launch(Stream& s, const WgradProductF8& a, const char* who) {
@@ -288,7 +402,7 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
   typename Op::Params p{};
   p.a = rows(a.left_MR, kConfig.tile_m);
   p.b = rows(a.right_NR, kConfig.tile_n / 2);
-  p.dw = {of_dw(kConfig.tile_m), of_dw(16), a.accumulate};
+  p.dw = {.strips = of_dw(kConfig.tile_m), .pieces = of_dw(16), .parts = {}, .accumulate = a.accumulate};
   p.offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>();
   p.num_experts = static_cast<int32_t>(E);
   p.blocks_k = static_cast<int32_t>(div_ceil(a.left_MR.data.dim(1), int64_t{kConfig.tile_k}));
@@ -297,16 +411,22 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
   p.num_rows = static_cast<int32_t>(M);
   p.clusters_down = static_cast<int32_t>(div_ceil(M, 2 * kConfig.tile_m));
   p.across = static_cast<int32_t>(div_ceil(N, kConfig.tile_n));
+  if constexpr (Op::kCutsK) cut_tiles(p, a);
   const int blocks = limited_blocks(s, op_state<WgradLaunch<Op>>(s).blocks);
   expert_wgrad_f8_kernel<Op><<<blocks, kConfig.threads, WgradShared<kConfig>::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);
+  if constexpr (Op::kCutsK) {
+    if (p.cut > 0) add_parts(s, a, p, who);
+  }
 }
 
 }  // namespace
 
 void wgrad_product_f8(Stream& s, const WgradProductF8& a, const char* who) {
-  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(
-      a.left_MR, [&]<class Scales>(std::type_identity<Scales>) { launch<Wgrad<kSm90WgradF8, Scales>>(s, a, who); });
+  with_scales_of<BlockScales, TensorScales<WgmmaE5m2>>(a.left_MR, [&]<class Scales>(std::type_identity<Scales>) {
+    a.offsets_e1.empty() ? launch<Wgrad<kSm90WgradF8, Scales, /*kIsDense=*/true>>(s, a, who)
+                         : launch<Wgrad<kSm90WgradF8, Scales, /*kIsDense=*/false>>(s, a, who);
+  });
 }
 
 }  // namespace moebius::cuda::sm90

@@ -19,13 +19,24 @@ namespace moebius::cuda::sm90 {
 struct WgradResults {
   CUtensorMap strips;  // 128 rows, to load
   CUtensorMap pieces;  // 16 rows, to store
+  CUtensorMap parts;   // scratch [parts, 256, 256] of tiles whose K is cut: 16 rows, to store
   bool accumulate;     // false: dw is not read
 };
 
-// The place of a tile of 128 x 256 in dw.
+// The place of a tile of 128 x 256 in dw. part >= 0: its results are half of that part in scratch instead, by the parity
+// of m. Only kernels with kCutsK have parts.
 struct ResultTile {
-  int32_t expert, m, n;
+  int32_t expert, m, n, part;
 };
+
+template <bool kCutsK>
+__device__ __forceinline__ bool is_part(const ResultTile& tile) {
+  return kCutsK && tile.part >= 0;
+}
+template <bool kCutsK>
+__device__ __forceinline__ bool reads_dw(const WgradResults& dw, const ResultTile& tile) {
+  return dw.accumulate && !is_part<kCutsK>(tile);
+}
 
 // The places of the strips in shared memory.
 template <GroupedGemmConfig kConfig>
@@ -55,8 +66,8 @@ struct ResultMemory {
   }
 };
 
-// The loading thread's side: per tile one call of each load. Without accumulate the barriers pass at once.
-template <GroupedGemmConfig kConfig>
+// The loading thread's side: per tile one call of each load. Where dw is not read, the barriers pass at once.
+template <GroupedGemmConfig kConfig, bool kCutsK>
 struct ResultLoads {
   using Memory = ResultMemory<kConfig>;
   const WgradResults& dw;
@@ -66,7 +77,7 @@ struct ResultLoads {
   // Reads a strip of the old dw into L2, from which a load then takes it. With one strip in each of the first K steps
   // of a tile, the blocks do not read all of theirs at one time, at the end.
   __device__ __forceinline__ void prefetch(const ResultTile& tile, int strip) const {
-    if (dw.accumulate && strip < kPieces)
+    if (reads_dw<kCutsK>(dw, tile) && strip < kPieces)
       tma_prefetch(&dw.strips, tile.n * kConfig.tile_n + 32 * strip, tile.m * kConfig.tile_m, tile.expert);
   }
   // Waits until the staged strips of the tile before have been stored.
@@ -86,7 +97,7 @@ struct ResultLoads {
  private:
   template <int kNum, class To>
   __device__ __forceinline__ void load(uint32_t full, const ResultTile& tile, int first, To to) const {
-    if (!dw.accumulate) return mbarrier_arrive(full);
+    if (!reads_dw<kCutsK>(dw, tile)) return mbarrier_arrive(full);
     mbarrier_arrive_expect(full, kNum * Memory::kStripBytes);
     for (int i = 0; i < kNum; ++i)
       tma_load(to(i), &dw.strips, full, tile.n * kConfig.tile_n + 32 * (first + i), tile.m * kConfig.tile_m,
@@ -114,7 +125,7 @@ __device__ __forceinline__ void for_each_pair(uint32_t at, const float (&sum)[12
 }
 
 // A consumer warp's side. All functions are by the whole warp; its lane 0 issues the copies and waits for them.
-template <GroupedGemmConfig kConfig>
+template <GroupedGemmConfig kConfig, bool kCutsK>
 struct ResultWriter {
   using Memory = ResultMemory<kConfig>;
   const WgradResults& dw;
@@ -133,7 +144,7 @@ struct ResultWriter {
     memory.ring.release(held);
     holds = false;
   }
-  // Stores the warp's sums of a tile, or adds them to dw. Afterwards it holds a slot; none is held before.
+  // Stores the warp's sums of a tile or part, or adds them to dw. Afterwards it holds a slot; none is held before.
   __device__ __forceinline__ void write(const ResultTile& tile, const float (&sum)[128], SlotCursor<kConfig>& at) {
     mbarrier_wait(memory.full(), tiles++ % 2);
     pass<0, Memory::kStaged>(tile, sum, [&](int i) { return memory.staged(i); });
@@ -162,7 +173,7 @@ struct ResultWriter {
   __device__ __forceinline__ void pass(const ResultTile& tile, const float (&sum)[128], Strip strip) const {
     const uint32_t own = warp * kPieceBytes;
     float old[kNum][16];
-    if (dw.accumulate) {
+    if (reads_dw<kCutsK>(dw, tile)) {
       for_each_constant<0, kNum>([&](auto i) {
         constexpr int kI = decltype(i)::value;
         int n = 0;
@@ -191,9 +202,16 @@ struct ResultWriter {
     fence_proxy_async();
     __syncwarp();
     if (!issues()) return;
-    for (int i = 0; i < kNum; ++i)
-      tma_store(&dw.pieces, strip(i) + own, tile.n * kConfig.tile_n + 32 * (kFirst + i),
-                tile.m * kConfig.tile_m + static_cast<int32_t>(warp) * 16, tile.expert);
+    const int32_t row = static_cast<int32_t>(warp) * 16;
+    for (int i = 0; i < kNum; ++i) {
+      const int32_t column = 32 * (kFirst + i);
+      if (is_part<kCutsK>(tile)) {
+        tma_store(&dw.parts, strip(i) + own, column, tile.m % 2 * kConfig.tile_m + row, tile.part);
+      } else {
+        tma_store(&dw.pieces, strip(i) + own, tile.n * kConfig.tile_n + column, tile.m * kConfig.tile_m + row,
+                  tile.expert);
+      }
+    }
     tma_commit();
   }
 };

@@ -25,6 +25,7 @@
 #include "ops/elementwise/elementwise_backends.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/sm90/few_rows.h"
+#include "ops/experts/wgrad_parts.h"
 #include "ops/gemm/batched_gemm.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 #include "ops/gemm/gemm_backends.h"
@@ -36,6 +37,7 @@ namespace {
 
 // The result of a comparison is stored after the memory for trials.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20, kTrialBytes = int64_t{96} << 20, kAnswerBytes = 256;
+static_assert(WgradParts::kMaxParts * WgradParts::kBytes <= kWorkspaceBytes);
 static_assert(kWorkspaceBytes + kTrialBytes + kAnswerBytes == kGemmKeptBytes);
 constexpr int kMaxProposals = 8, kTimedRuns = 3;
 
@@ -185,6 +187,9 @@ class CublasLt {
     }
     return run_first(stream, problem, a, proposals);
   }
+
+  // The memory of one product, for products of other kernels too.
+  Tensor workspace() const { return {.data = workspace_, .shape = {kWorkspaceBytes}, .dtype = DType::u8}; }
 
   // Returns the algorithm that run() chose for such a product.
   std::string chosen_text(const Gemm& a) const {
@@ -409,7 +414,8 @@ void quantised_gemm(Stream& s, const Gemm& a) {
                          {.dw_eMN = a.c_MN.view({1, a.c_MN.dim(0), a.c_MN.dim(1)}),
                           .left_MR = a.a,
                           .right_NR = a.b,
-                          .accumulate = a.accumulate},
+                          .accumulate = a.accumulate,
+                          .scratch = op_state<CublasLt>(s).workspace()},
                          "gemm");
 }
 
