@@ -31,6 +31,9 @@ constexpr std::array kFp8Block = {
     MeasuredProduct{{false, 32768, 2048, 2048}, {0.352, 0.290}, {0.379, 0.290}, PassPair{0.304, 0.313}},
     MeasuredProduct{{false, 32768, 22016, 2048}, {3.660, 2.457}, {3.643, 2.843}, PassPair{3.696, 2.903}},
     MeasuredProduct{{false, 32768, 2048, 11008}, {1.838, 1.482}, {1.867, 1.269}, PassPair{1.862, 1.546}},
+    // moe_one_gpu, 65536 tokens in a micro-batch; its experts compute in chunks, and both gradients together
+    MeasuredProduct{{false, 65536, 1536, 1024}, {0.277, 0.263}, {0.271, 0.271}, PassPair{0.257, 0.310}},
+    MeasuredProduct{{false, 65536, 1024, 1024}, {0.190, 0.198}, {0.191, 0.198}, PassPair{0.168, 0.220}},
 };
 
 constexpr std::array kFp8Tensor = {
@@ -50,6 +53,14 @@ constexpr std::array kFp8Tensor = {
     MeasuredProduct{{false, 32768, 6144, 4096}, {2.036, 1.349}, {2.067, 1.406}, PassPair{2.006, 1.556}},
     MeasuredProduct{{false, 32768, 4096, 4096}, {1.367, 0.950}, {1.372, 0.955}, PassPair{1.350, 1.095}},
     MeasuredProduct{{true, 8192, 28672, 4096}, {30.371, 18.952}, {30.895, 21.176}, PassPair{37.238, 22.549}},
+    // bench_dense_3b, 32768 tokens in a micro-batch
+    MeasuredProduct{{false, 32768, 2560, 2048}, {0.435, 0.362}, {0.440, 0.373}, PassPair{0.429, 0.449}},
+    MeasuredProduct{{false, 32768, 2048, 2048}, {0.351, 0.309}, {0.354, 0.309}, PassPair{0.335, 0.373}},
+    MeasuredProduct{{false, 32768, 22016, 2048}, {3.671, 2.367}, {3.645, 2.888}, PassPair{3.738, 3.035}},
+    MeasuredProduct{{false, 32768, 2048, 11008}, {1.852, 1.453}, {1.853, 1.230}, PassPair{1.869, 1.531}},
+    // moe_one_gpu, 65536 tokens in a micro-batch
+    MeasuredProduct{{false, 65536, 1536, 1024}, {0.278, 0.282}, {0.271, 0.303}, PassPair{0.257, 0.389}},
+    MeasuredProduct{{false, 65536, 1024, 1024}, {0.192, 0.221}, {0.191, 0.222}, PassPair{0.167, 0.290}},
 };
 
 // Returns the largest of the ratios of two shapes' sizes, as a power of two.
