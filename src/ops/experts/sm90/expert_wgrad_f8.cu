@@ -164,7 +164,7 @@ static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 // If the first experts differ in rows, clusters do not stay together, and none waits.
 template <GroupedGemmConfig kConfig>
 __device__ void wait_for_turn(const WgradParams& p) {
-  constexpr int32_t kExperts = 3, kMinSteps = 8, kMinTiles = 16, kCyclesOfAStep = 1300;
+  constexpr int32_t kExperts = 3, kMinSteps = 8, kMinTiles = 16, kStepsOfResults = 4, kCyclesOfAStep = 1500;
   const TileRounds rounds(p.clusters_down * p.across);
   if (p.num_experts < kExperts) return;
   const int32_t steps = blocks_of<kConfig>(p, 0).num;
@@ -173,7 +173,8 @@ __device__ void wait_for_turn(const WgradParams& p) {
   }
   const int64_t tiles = int64_t{p.num_experts} * p.clusters_down * p.across;
   if (steps < kMinSteps || tiles < int64_t{kMinTiles} * rounds.clusters) return;
-  const int64_t cycles = int64_t{rounds.own * 3 / rounds.clusters} * steps * kCyclesOfAStep / 3, begin = clock64();
+  const int64_t cycles = int64_t{rounds.own * 3 / rounds.clusters} * (steps + kStepsOfResults) * kCyclesOfAStep / 3,
+                begin = clock64();
   while (clock64() - begin < cycles) __nanosleep(200);
 }
 
