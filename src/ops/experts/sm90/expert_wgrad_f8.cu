@@ -158,6 +158,26 @@ __device__ void find_places(const WgradParams& p, const PlaceMemory& places) {
 }
 static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
+// By the loading thread, before the first tile. Tiles of experts with as many rows take equally long. If all clusters
+// began together, they would read and write results at the same moments, and multiply at the same moments. So a third of
+// the clusters begins a third of a tile later, and another third two thirds of a tile later. No bit depends on it.
+// If the first experts differ in rows, clusters do not stay together, and none waits.
+template <GroupedGemmConfig kConfig>
+__device__ void wait_for_turn(const WgradParams& p) {
+  constexpr int32_t kExperts = 3, kMinSteps = 8, kMinTiles = 16, kStepsOfResults = 4, kCyclesOfAStep = 1500;
+  const TileRounds rounds(p.clusters_down * p.across);
+  if (p.num_experts < kExperts) return;
+  const int32_t steps = blocks_of<kConfig>(p, 0).num;
+  for (int32_t expert = 1; expert < kExperts; ++expert) {
+    if (blocks_of<kConfig>(p, expert).num != steps) return;
+  }
+  const int64_t tiles = int64_t{p.num_experts} * p.clusters_down * p.across;
+  if (steps < kMinSteps || tiles < int64_t{kMinTiles} * rounds.clusters) return;
+  const int64_t cycles = int64_t{rounds.own * 3 / rounds.clusters} * (steps + kStepsOfResults) * kCyclesOfAStep / 3,
+                begin = clock64();
+  while (clock64() - begin < cycles) __nanosleep(200);
+}
+
 // By one thread. It waits for the staging memory after the sixth K step of a tile. By then the consumers have multiplied
 // two slots of the tile, and so they had passed the results before it to the copy engine.
 template <class Op>
@@ -168,6 +188,7 @@ __device__ void load(const WgradParams& p, const SlotRing<Op::kConfig>& ring, co
   SlotCursor<kConfig> at;
   WalkOf<Op> walk(p, places);
   ResultLoads<kConfig, Op::kCutsK> results{p.dw, {ring}};
+  if constexpr (!Op::kCutsK) wait_for_turn<kConfig>(p);
   for (WgradTile tile; walk.next(tile);) {
     const int32_t staged_after = min(tile.k.num, 6) - 1;
     for (int32_t i = 0; i < tile.k.num; ++i, at.advance()) {
