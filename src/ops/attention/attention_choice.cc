@@ -62,7 +62,8 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 //   64/8 heads of 64, 8 x 4096 461 and 246; latent, 8 x 4096 409 and 332
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
 //   heads of 32 149 and 135; 80 186 and 249; 96 217 and 293; 160 137 and 198; 256 153 and 271
-// Heads of 96 and 256 have Hopper kernels since, which were not measured: they have the bound of 64 and 128.
+// One H200, 2026-11-29, 8 x 4096, our Hopper kernels and cuDNN's deterministic pass:
+//   heads of 96 462 and 294; 256 531 and 275; shorter calls were not measured, and have the bound of 64 and 128
 // Our kernels fill a GPU with two or more blocks per multiprocessor.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   if (z.width != z.v_width || z.window > 0) return false;
