@@ -48,7 +48,8 @@ struct PrecisionSpec {
   DType compute = DType::bf16;  // f32 | bf16; master weights, gradients and optimizer state are f32
   PrecisionRecipe recipe = PrecisionRecipe::none;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe;
-  PrecisionChoice weights = PrecisionChoice::compute;      // dtype of quantised products' weights, in training
+  PrecisionChoice weights = PrecisionChoice::compute;  // dtype of quantised products' weights, in training
+  bool weight_copies = true;  // quantised copies of weights are kept for a step; otherwise each use makes them
   PrecisionChoice dispatch = PrecisionChoice::compute;     // rows that are sent to experts
   PrecisionChoice activations = PrecisionChoice::compute;  // pre-activations of gated layers, kept for backward
   std::vector<std::string> keep;  // patterns of parameter names whose products are not quantised

@@ -163,9 +163,11 @@ void check_grad(const RunSpec& s) {
       origin(s, "optimizer.fuse_grad"));
   if (s.model.num_moe_layers() == 0) refuse_idle(s, "optimizer.fuse_grad", "the model has no MoE layer; remove it");
   if (s.lora.is_on()) refuse_idle(s, "optimizer.fuse_grad", "with lora.rank no weights of experts train; remove it");
-  if (s.precision.recipe != PrecisionRecipe::none)
-    refuse_idle(s, "optimizer.fuse_grad",
-                "products with quantised operands write f32 gradients; set precision.recipe = \"none\", or remove it");
+  if (s.precision.recipe != PrecisionRecipe::none && s.precision.weight_gradients == WeightGradientPrecision::recipe)
+    refuse_idle(
+        s, "optimizer.fuse_grad",
+        "products with quantised operands write f32 gradients; set precision.weight_gradients = \"compute\", or "
+        "remove it");
   MOEBIUS_CHECK(usage, o.grad == GradFormat::f32 || o.master != MasterFormat::bf16_remainder,
                 "optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = \"bf16_remainder\" "
                 "are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" or \"f32\"{}",
@@ -316,8 +318,8 @@ void check_held_in_recipe(const RunSpec& s) {
 
 void check_precision(const RunSpec& s) {
   if (s.precision.recipe == PrecisionRecipe::none) {
-    for (const char* key : {"precision.keep", "precision.weight_gradients", "precision.weights", "precision.dispatch",
-                            "precision.activations", "log.precision"})
+    for (const char* key : {"precision.keep", "precision.weight_gradients", "precision.weights",
+                            "precision.weight_copies", "precision.dispatch", "precision.activations", "log.precision"})
       refuse_idle(s, key, "precision.recipe is \"none\"; set a recipe, or remove it");
     return;
   }

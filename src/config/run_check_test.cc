@@ -58,6 +58,8 @@ TEST(Check, RecipesOfPrecision) {
               HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
                         "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
                         "other degrees [--set]"));
+  EXPECT_THAT(check_error({"precision.weight_copies=false"}),
+              HasSubstr("precision.weight_copies = false would do nothing: precision.recipe is \"none\""));
   for (const char* key : {"precision.weights", "precision.dispatch", "precision.activations"}) {
     const std::string held = std::string(key) + "=recipe";
     EXPECT_NO_THROW(parse({"precision.recipe=fp8_block", held}).check(1));
@@ -167,7 +169,10 @@ TEST(Check, SumsOfGradientsInBf16) {
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
                            "precision.recipe=fp8_block"}),
               HasSubstr("optimizer.fuse_grad = true would do nothing: products with quantised operands write f32 "
-                        "gradients; set precision.recipe = \"none\", or remove it [--set]"));
+                        "gradients; set precision.weight_gradients = \"compute\", or remove it [--set]"));
+  EXPECT_EQ(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.fuse_grad=true",
+                         "precision.recipe=fp8_block", "precision.weight_gradients=compute"}),
+            "");
   EXPECT_THAT(check_error({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.master=bf16_remainder"}),
               HasSubstr("optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = "
                         "\"bf16_remainder\" are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" "

@@ -102,6 +102,7 @@ class RandomSpec {
     s.precision.compute = coin() ? DType::f32 : DType::bf16;
     s.precision.recipe = PrecisionRecipe(upto(4));
     s.precision.weights = PrecisionChoice(upto(1));
+    s.precision.weight_copies = coin();
     s.precision.dispatch = PrecisionChoice(upto(1));
     s.precision.activations = PrecisionChoice(upto(1));
     if (coin()) s.precision.keep = {"*.o_proj.weight", "model.layers.0.*"};

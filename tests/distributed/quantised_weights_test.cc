@@ -15,16 +15,18 @@ constexpr int64_t kSteps = 3, kMicroBatches = 3, kSequences = 2;
 struct Trained {
   std::vector<double> losses;
   std::vector<float> masters;  // of this rank
-  int64_t sent_bytes = 0;
+  int64_t sent_bytes = 0, state_bytes = 0;
   bool operator==(const Trained&) const = default;
 };
 
 // in_step: Engine::step(), which makes the copies; otherwise pass by pass, without them.
 Trained train_on(Transport& world, bool overlap, bool in_step, PrecisionChoice weights = PrecisionChoice::compute,
-                 int64_t ep = 1, bool fsdp = false, PrecisionRecipe recipe = PrecisionRecipe::fp8_block) {
+                 int64_t ep = 1, bool fsdp = false, PrecisionRecipe recipe = PrecisionRecipe::fp8_block,
+                 bool weight_copies = true) {
   EngineSpec spec = testing::tiny_engine(testing::tiny_model(), kSequences, DType::bf16, 1);
   spec.precision.recipe = recipe;
   spec.precision.weights = weights;
+  spec.precision.weight_copies = weight_copies;
   spec.fsdp = fsdp;
   spec.num_micro_batches = kMicroBatches;
   spec.overlap = overlap;
@@ -44,6 +46,7 @@ Trained train_on(Transport& world, bool overlap, bool in_step, PrecisionChoice w
     engine.end_of_step();
   }
   trained.sent_bytes = engine.mesh().group(Axis::dp_cp).sent_bytes();
+  trained.state_bytes = engine.plan().bytes(Life::state);
   trained.masters = testing::all_elements(engine, false);
   return trained;
 }
@@ -73,6 +76,24 @@ TEST_P(QuantisedWeights, HeldInEightBitsChangeNoBit) {
           } else if (!overlap) {
             EXPECT_LT(held.sent_bytes, expected.sent_bytes);
           }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(QuantisedWeights, WithoutCopiesChangeNoBit) {
+  run([](Transport& world) {
+    using enum PrecisionRecipe;
+    for (const PrecisionRecipe recipe : {fp8_block, fp8_tensor, mxfp8, nvfp4}) {
+      for (const PrecisionChoice weights : {PrecisionChoice::compute, PrecisionChoice::recipe}) {
+        if (weights == PrecisionChoice::recipe && recipe != fp8_block) continue;
+        const Trained kept = train_on(world, false, true, weights, 1, false, recipe);
+        for (const bool overlap : {false, true}) {
+          const Trained made = train_on(world, overlap, true, weights, 1, false, recipe, /*weight_copies=*/false);
+          EXPECT_EQ(made.losses, kept.losses) << name_of(recipe) << overlap;
+          if (!overlap) EXPECT_EQ(made.masters, kept.masters) << name_of(recipe);
+          EXPECT_LT(made.state_bytes, kept.state_bytes) << name_of(recipe);
         }
       }
     }

@@ -80,10 +80,12 @@ TEST(OptimizerFormats, RemaindersTrainAsF32MastersDo) {
 
 // The gradients of each micro-batch by itself, f32, are rounded into the sum one after the other. What is not in a
 // layer, and the router's f32 gate, have sums in f32.
-void expect_sums_of_micro_batches(bool fuse, const std::vector<std::string>& freeze = {}) {
+void expect_sums_of_micro_batches(bool fuse, const std::vector<std::string>& freeze = {},
+                                  const PrecisionSpec& precision = {}) {
   SCOPED_TRACE(fuse ? "by the products" : "by a pass");
   EngineSpec spec = tiny_engine(tiny_model(), 2, DType::bf16, 2);
   spec.freeze = freeze;
+  spec.precision = precision;
   Engine wide(spec);
   spec.optimizer->grad = GradFormat::bf16;
   spec.optimizer->fuse_grad = fuse;
@@ -129,6 +131,13 @@ void expect_sums_of_micro_batches(bool fuse, const std::vector<std::string>& fre
 
 TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatches) {
   for (const bool fuse : {false, true}) expect_sums_of_micro_batches(fuse);
+}
+
+TEST(OptimizerFormats, SumsInBf16AreThoseOfTheMicroBatchesInEightBits) {
+  for (const bool fuse : {false, true}) {
+    expect_sums_of_micro_batches(
+        fuse, {}, {.recipe = PrecisionRecipe::fp8_block, .weight_gradients = WeightGradientPrecision::compute});
+  }
 }
 
 // Layers share the memory of f32 gradients. What is frozen in one of them moves its other gradients to addresses where

@@ -223,8 +223,8 @@ std::vector<KeyText> optimizer_texts() {
        "The products that compute the weight gradients of experts add them to the sums in bf16 themselves. On a GPU it "
        "saves a pass over the gradients of each layer and micro-batch, and the memory of the experts' f32 gradients. "
        "It needs `optimizer.grad = \"bf16\"`, and on a GPU the kernels of Hopper. It is refused with "
-       "`optimizer.offload_grad`, a `precision.recipe` and `lora.rank`. Experts that compute a micro-batch in chunks "
-       "keep f32 gradients. Results are bitwise identical for all values, except for the sign of zero."},
+       "`optimizer.offload_grad` and `lora.rank`, and with a `precision.recipe` unless `precision.weight_gradients` is "
+       "`compute`. Experts that compute a micro-batch in chunks keep f32 gradients. Results are bitwise identical for all values, except for the sign of zero."},
       {"optimizer.lr", "The learning rate after the warm-up.", kRequired},
       {"optimizer.min_lr", "The learning rate of the last step, for schedules that decay."},
       {"optimizer.warmup_steps", "Steps in which the learning rate rises linearly from 0 to `lr`."},
@@ -368,6 +368,11 @@ std::vector<KeyText> other_texts() {
        "How training stores the weights of quantised products: `compute` in `precision.compute`, with additional "
        "quantised copies; `recipe` in 8 bits only, in which ranks also exchange them. Masters are f32 and checkpoints "
        "the same. Results are bitwise identical for all values. `recipe` is for `fp8_block`."},
+      {"precision.weight_copies",
+       "Keeps quantised copies of the weights, made once a step: two for each weight, one byte per element each with "
+       "`fp8_block`; with `precision.weights = \"recipe\"` one. `false` keeps none. Each pass then quantises the weights "
+       "where it reads them, in memory that the layers share. Results are bitwise identical for all values. Sharded "
+       "weights (`parallel.fsdp`) have no copies."},
       {"precision.dispatch",
        "The dtype in which rows are sent to their experts: `compute` in `precision.compute`; `recipe` in 8 bits with "
        "scales. With `recipe` every row is rounded before its experts use it, on one rank too, which changes results. "

@@ -385,6 +385,7 @@ std::vector<RecipeKey> policy_keys() {
       precision.named("weight_gradients", &PrecisionSpec::weight_gradients,
                       {std::begin(kWeightGradientPrecisionNames), std::end(kWeightGradientPrecisionNames)}, free),
       precision.named("weights", &PrecisionSpec::weights, precision_choices(), free),
+      precision.key("weight_copies", &PrecisionSpec::weight_copies, any_boolean(), free),
       precision.named("dispatch", &PrecisionSpec::dispatch, precision_choices(), free),
       precision.named("activations", &PrecisionSpec::activations, precision_choices(), free),
       precision.key("keep", &PrecisionSpec::keep, name_patterns(), free),

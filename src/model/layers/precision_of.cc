@@ -149,7 +149,7 @@ WeightOperands::WeightOperands(const LayerContext& c, const Param& param, const 
     scales_ = &c.params.declare(std::move(scales));
   }
   if (precision_.is_plain() || c.params.use() != ModelUse::training) return;
-  if (c.shards_weights(param)) {
+  if (c.shards_weights(param) || !c.precision.weight_copies) {
     precision_ = precision_.uncounted();  // the passes of a step would count them several times
     return;
   }

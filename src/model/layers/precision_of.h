@@ -36,8 +36,8 @@ ScaleLayout held_layout(DType held);  // none for a dtype of computation
 //   plain weights               are read in place.
 //   weights to be quantised     have quantised copies in the plan in training, made once a step
 //                               (ParamTable::make_copies). Without valid copies they are quantised at each use, on the
-//                               step stack. Sharded weights (parallel.fsdp) have no copies: a pass gathers them, and
-//                               quantises what it reads.
+//                               step stack. Sharded weights (parallel.fsdp) have no copies, and nor have others
+//                               without precision.weight_copies: a pass quantises what it reads.
 //   trained, stored quantised   are read in place; their transpose is such a copy.
 //   frozen, stored quantised    are dequantised at each use, on the step stack.
 class WeightOperands {
