@@ -251,7 +251,7 @@ void print_resolved_json(const Resolved& r) {
   const ModelSpec& m = r.run.model;
   const ModelCatalog catalog = r.engine->model().whole_catalog();
   nlohmann::ordered_json provenance(r.run.provenance);
-  nlohmann::ordered_json object{{"recipe", to_toml(r.run, false)},
+  nlohmann::ordered_json object{{"recipe", to_toml(r.run, /*with_provenance=*/false)},
                                 {"provenance", provenance},
                                 {"parameters", m.num_parameters()},
                                 {"active_parameters", m.num_active_parameters()},
@@ -304,7 +304,7 @@ void print_memory_check(const Resolved& r) {
 // Prints a recipe that reads back; all else is in comments.
 void print_resolved(const Resolved& r, bool changed) {
   const ModelSpec& m = r.run.model;
-  fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, true));
+  fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, /*with_provenance=*/true));
   fmt::print("# model      {} parameters, {} active per token; {:.3f} GFLOP per training token at sequence length {}\n",
              count_text(m.num_parameters()), count_text(m.num_active_parameters()),
              m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);
