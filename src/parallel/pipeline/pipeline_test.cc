@@ -36,6 +36,8 @@ struct Case {
 };
 
 constexpr BatchShape kShape{.batch = 2, .seq = 5, .max_segments = 2};
+const BalanceSpec kBalance{
+    .aux = true, .seq_aux = true, .global_aux = true, .aux_coeff = 0.05, .z_coeff = 0.01, .jitter = 0.1};
 
 ModelSpec tiny_model(int64_t layers, bool tied = false, bool dense = false) {
   ModelSpec m;
@@ -56,10 +58,6 @@ ModelSpec tiny_model(int64_t layers, bool tied = false, bool dense = false) {
   m.tie_word_embeddings = tied;
   m.check();
   return m;
-}
-
-BalanceSpec balance() {
-  return {.aux = true, .seq_aux = true, .global_aux = true, .aux_coeff = 0.05, .z_coeff = 0.01, .jitter = 0.1};
 }
 
 // Micro-batch m of M, a function of m alone.
@@ -110,7 +108,7 @@ class TestRank {
     if (o.delayed_weights > 0) delay_weights(pipeline, o.delayed_weights);
     const PrecisionSpec precision{.compute = o.dtype};
     model_.emplace(ModelContext{.model = spec,
-                                .balance = balance_,
+                                .balance = kBalance,
                                 .precision = precision,
                                 .mesh = mesh_,
                                 .plan = plan_,
@@ -122,8 +120,7 @@ class TestRank {
     if (cut) pipeline_.emplace(*rank_, *model_, mesh_, plan_);
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
-    if (cut) pipeline_->run_one_micro_batch(null, counts, batches_[0]);
-    if (!cut) run_whole(null, counts, batches_[0]);
+    cut ? pipeline_->run_one_micro_batch(null, counts, batches_[0]) : run_whole(null, counts, batches_[0]);
     if (rank_) tied_.emplace(*model_, mesh_, rank_->layout);
     if (rank_) tied_->sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
@@ -193,7 +190,6 @@ class TestRank {
   Stream s_{DeviceKind::cpu, pool_};
   Mesh mesh_;
   MemoryPlan plan_;
-  const BalanceSpec balance_ = balance();
   std::deque<MicroBatch> batches_;
   std::optional<PipelineRank> rank_;
   std::optional<Model> model_;
@@ -216,9 +212,8 @@ Results run_on_ranks(const Case& c, const std::function<void(TestRank&)>& body) 
   Results results;
   std::mutex mutex;
   run_threads(static_cast<int>(c.num_ranks), {.timeout_s = 30}, [&](Transport& transport) {
-    TestRank rank(
-        tiny_model(c.layers, c.tied, c.dense), c.pipeline, Mesh(MeshShape{.pp = c.num_ranks}, transport),
-        {.dtype = c.dtype, .recompute = c.recompute, .offload = c.offload, .delayed_weights = c.delayed_weights});
+    TestRank rank(tiny_model(c.layers, c.tied, c.dense), c.pipeline, Mesh(MeshShape{.pp = c.num_ranks}, transport),
+                  {c.dtype, c.recompute, c.offload, c.delayed_weights});
     body(rank);
     const std::lock_guard lock(mutex);
     rank.add_to(results);
@@ -352,8 +347,7 @@ TEST(Pipeline, DelayedWeightsAreHeldByThePlan) {
   });
 }
 
-// The obvious order: one micro-batch at a time, forward and backward through all stages. A forward pass by itself
-// computes the loss and no gradients.
+// The obvious order, one micro-batch after another. A forward pass by itself computes the loss and no gradients.
 TEST(Pipeline, OneMicroBatchAtATimeEqualsOneRank) {
   const Case c{"", 2, 4, {.num_virtual = 2, .num_micro_batches = 2}};
   const Results expected = run_on_one_rank(c);
