@@ -139,8 +139,7 @@ void PreTokenizer::add_byte_level(const JsonField& field) {
       self.run({.text = prefixed, .is_first = piece.is_first, .stage = piece.stage + 1}, to);
     });
   }
-  if (field.boolean_or("use_regex", true))
-    add_split(TextPattern::regex(kGpt2, field.path()), SplitBehavior::isolated);
+  if (field.boolean_or("use_regex", true)) add_split(TextPattern::regex(kGpt2, field.path()), SplitBehavior::isolated);
 }
 
 void PreTokenizer::add_metaspace(const JsonField& field) {
