@@ -168,7 +168,7 @@ TEST(CheckpointLayouts, OneRankReadsWholeTensorsByName) {
   for (size_t i = 0; i < up.size(); ++i) EXPECT_EQ(up[i], value_of(kModel[2], static_cast<int64_t>(i)));
 }
 
-// The element of b.long, spoilt.
+// Damages an element of b.long in its file.
 void spoil(const std::string& folder, int64_t element) {
   const CheckpointReader reader(folder);
   const CheckpointPiece& piece = reader.tensors().at("b.long").pieces[0];

@@ -95,7 +95,7 @@ bool holds_codes(const CheckpointManifest& manifest, const std::string& scales_n
   return it != manifest.tensors.end() && it->second.dtype == DType::u8;
 }
 
-// "2 missing (a, b)"; nothing for none.
+// Returns a text such as "2 missing (a, b)"; empty without names.
 std::string listed(const char* what, const std::vector<std::string>& names) {
   if (names.empty()) return "";
   const auto end = names.begin() + std::min(names.size(), kMaxListed);
@@ -103,8 +103,8 @@ std::string listed(const char* what, const std::vector<std::string>& names) {
                      names.size() > kMaxListed ? ", ..." : "");
 }
 
-// Reads one piece through a buffer, one hashed stretch after the other. Stretches from which
-// nothing is needed are skipped.
+// Reads one piece through a buffer, one stretch after the other. A stretch is what one hash of the piece covers;
+// those from which nothing is needed are skipped.
 class PieceReader {
  public:
   PieceReader(const std::string& folder, const std::string& name, const CheckpointPiece& piece)
@@ -116,35 +116,40 @@ class PieceReader {
   }
 
   void verify() {
-    for (size_t i = 0; i < piece_.xxh3.size(); ++i) read_stretch(i, [](const std::byte*, int64_t, int64_t) {});
+    for (size_t i = 0; i < piece_.xxh3.size(); ++i) read_stretch(i, [](const Bytes&) {});
   }
-  // dst[run.in_b...] = piece[run.in_a...], elements of that size.
+  // Copies elements of that size of the piece: dst[run.in_b + i] = piece[run.in_a + i].
   void copy(const std::vector<CommonRun>& runs, int64_t element_bytes, std::byte* dst) {
     size_t next = 0;  // the first run that has not ended
     for (size_t i = 0; i < piece_.xxh3.size() && next < runs.size(); ++i) {
       const int64_t end = std::min(piece_.bytes, static_cast<int64_t>(i + 1) * stretch_bytes_);
       if (runs[next].in_a * element_bytes >= end) continue;
-      read_stretch(i, [&](const std::byte* bytes, int64_t begin, int64_t count) {
-        next = scatter(runs, next, element_bytes, dst, bytes, begin, count);
+      read_stretch(i, [&](const Bytes& bytes) {
+        for (; next < runs.size(); ++next) {
+          copy_common(bytes, runs[next], element_bytes, dst);
+          if ((runs[next].in_a + runs[next].count) * element_bytes > bytes.end()) break;  // the run continues
+        }
       });
     }
   }
 
  private:
-  // Copies the elements of bytes [begin, begin + count) of the piece that are in runs. Returns the
-  // first run that continues.
-  static size_t scatter(const std::vector<CommonRun>& runs, size_t next, int64_t element_bytes, std::byte* dst,
-                        const std::byte* bytes, int64_t begin, int64_t count) {
-    for (; next < runs.size(); ++next) {
-      const int64_t run_begin = runs[next].in_a * element_bytes, run_end = run_begin + runs[next].count * element_bytes;
-      const int64_t from = std::max(run_begin, begin), to = std::min(run_end, begin + count);
-      if (from < to)
-        std::memcpy(dst + runs[next].in_b * element_bytes + (from - run_begin), bytes + (from - begin), to - from);
-      if (run_end > begin + count) break;
-    }
-    return next;
+  // Bytes [begin, end()) of the piece, in the buffer.
+  struct Bytes {
+    const std::byte* data;
+    int64_t begin, count;
+    int64_t end() const { return begin + count; }
+  };
+
+  // Copies the elements of a run that are among these bytes.
+  static void copy_common(const Bytes& bytes, const CommonRun& run, int64_t element_bytes, std::byte* dst) {
+    const int64_t run_begin = run.in_a * element_bytes, run_end = run_begin + run.count * element_bytes;
+    const int64_t from = std::max(run_begin, bytes.begin), to = std::min(run_end, bytes.end());
+    if (from >= to) return;
+    std::memcpy(dst + run.in_b * element_bytes + (from - run_begin), bytes.data + (from - bytes.begin), to - from);
   }
 
+  // Calls use(bytes) for the bytes of a stretch, in order, and checks their hash at the end.
   template <class Use>
   void read_stretch(size_t i, Use&& use) {
     const int64_t begin = static_cast<int64_t>(i) * stretch_bytes_,
@@ -154,7 +159,7 @@ class PieceReader {
       const int64_t count = std::min(kPieceBytes, end - at);
       file_.read_at(buffer_.data(), count, piece_.offset + at);
       hasher.update(buffer_.data(), count);
-      use(buffer_.data(), at, count);
+      use(Bytes{.data = buffer_.data(), .begin = at, .count = count});
     }
     const std::string hash = to_hex(hasher.digest());
     MOEBIUS_CHECK(

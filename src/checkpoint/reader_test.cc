@@ -99,7 +99,7 @@ TEST_F(CheckpointRead, ALongListIsCut) {
   expect_error(ErrorKind::input, ", x29, ...)", [&] { CheckpointReader(folder_).read_all(into); });
 }
 
-// Every single bit of every file: found, and told as bad input.
+// A flip of any single bit of any file is found, and reported as bad input.
 TEST_F(CheckpointRead, EveryBitFlipIsFound) {
   int64_t num_flips = 0;
   for (const std::string name : {"manifest.json", "shard-00000.safetensors", "shard-00001.safetensors"}) {
@@ -205,7 +205,7 @@ TEST_F(CheckpointRead, RefusesPiecesWithGapsOrOverlaps) {
   refuse("expected pieces that hold each element of \"w\" once; got others: nothing holds it");
 }
 
-// Version 1 of the manifest, which one rank wrote.
+// One rank wrote version 1 of the manifest.
 TEST_F(CheckpointRead, ThePreviousVersionIsReadable) {
   edit([](nlohmann::json& j) {
     j["version"] = 1;

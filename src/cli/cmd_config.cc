@@ -86,11 +86,14 @@ int64_t needed_bytes(const Engine& engine) {
   return engine.spec().target == DeviceKind::cuda ? engine.device_memory().total_bytes() : engine.plan().total_bytes();
 }
 
-// Returns the pinned host memory of the rank.
-int64_t keep_if_more_loaded(Resolved& r, int rank, bool on_hopper) {
+enum class GpuKind { hopper, other };
+
+// Counts the memory of a rank on one kind of GPU, and keeps its engine in r if it needs more than the engine that r has.
+// Returns the bytes of host memory that the rank pins.
+int64_t keep_if_more_loaded(Resolved& r, int rank, GpuKind gpu) {
   auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
   EngineSpec spec = counted_engine_spec(r.run, r.mesh);
-  if (!on_hopper) spec = on_other_gpu(std::move(spec));
+  if (gpu == GpuKind::other) spec = on_other_gpu(std::move(spec));
   spec.dispatcher = r.dispatcher.kind;
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
@@ -109,8 +112,8 @@ void find_most_loaded(Resolved& r) {
   for (int64_t stage = 0; stage < r.mesh.pp; ++stage) {
     const int rank = rank_in_dense_view(r.mesh, {.tp = uneven ? r.mesh.tp - 1 : 0, .pp = stage});
     int64_t pinned = 0;
-    if (r.gpus.hopper) pinned = keep_if_more_loaded(r, rank, true);
-    if (r.gpus.others) pinned = std::max(pinned, keep_if_more_loaded(r, rank, false));
+    if (r.gpus.hopper) pinned = keep_if_more_loaded(r, rank, GpuKind::hopper);
+    if (r.gpus.others) pinned = std::max(pinned, keep_if_more_loaded(r, rank, GpuKind::other));
     r.pinned_of_stage.push_back(pinned);
   }
 }
@@ -251,7 +254,7 @@ void print_resolved_json(const Resolved& r) {
   const ModelSpec& m = r.run.model;
   const ModelCatalog catalog = r.engine->model().whole_catalog();
   nlohmann::ordered_json provenance(r.run.provenance);
-  nlohmann::ordered_json object{{"recipe", to_toml(r.run, false)},
+  nlohmann::ordered_json object{{"recipe", to_toml(r.run, /*with_provenance=*/false)},
                                 {"provenance", provenance},
                                 {"parameters", m.num_parameters()},
                                 {"active_parameters", m.num_active_parameters()},
@@ -304,7 +307,7 @@ void print_memory_check(const Resolved& r) {
 // Prints a recipe that reads back; all else is in comments.
 void print_resolved(const Resolved& r, bool changed) {
   const ModelSpec& m = r.run.model;
-  fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, true));
+  fmt::print("{}\n", changed ? changed_toml(r.run) : to_toml(r.run, /*with_provenance=*/true));
   fmt::print("# model      {} parameters, {} active per token; {:.3f} GFLOP per training token at sequence length {}\n",
              count_text(m.num_parameters()), count_text(m.num_active_parameters()),
              m.train_flops_per_token(r.run.train.seq_len) / 1e9, r.run.train.seq_len);

@@ -183,6 +183,7 @@ void add_data(Cli& cli) {
   Command* info = data->add_subcommand("info", "prints what a dataset holds");
   info->add_option("PREFIX", o->prefix, "the PREFIX of PREFIX.bin and PREFIX.idx")->required();
   add_json_option(*info, o->json);
+  add_example(*info, "moebius data info data/book");
   info->callback([&cli, o] { cli.run = [o] { return run_info(*o); }; });
 
   Command* show = data->add_subcommand("show", "prints documents as text, and on which parts the loss is computed");
@@ -193,6 +194,7 @@ void add_data(Cli& cli) {
       ->capture_default_str();
   show->add_option("--tokenizer", o->tokenizer, "bytes, or a folder with a tokenizer.json; default: the dataset's");
   add_json_option(*show, o->json);
+  add_example(*show, "moebius data show data/book --document 2");
   show->callback([&cli, o] { cli.run = [o] { return run_show(*o); }; });
 }
 

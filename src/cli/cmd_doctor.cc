@@ -144,6 +144,7 @@ void add_doctor(Cli& cli) {
       "doctor", "prints what this machine and this build have, what they lack, and which features need that");
   const auto json = std::make_shared<bool>(false);
   add_json_option(*command, *json);
+  add_example(*command, "moebius doctor --json");
   command->callback([&cli, json] { cli.run = [json] { return run_doctor(*json); }; });
 }
 

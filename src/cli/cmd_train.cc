@@ -126,7 +126,7 @@ void add_train(Cli& cli) {
   Command* command = cli.program.add_subcommand(
       "train", "trains the model of a recipe; resumes from the newest checkpoint in run.dir");
   auto args = std::make_shared<TrainArgs>();
-  command->add_option("recipe", args->recipe, "the recipe, a TOML file")->required();
+  command->add_option("RECIPE", args->recipe, "the recipe, a TOML file")->required();
   command->add_option("--set", args->overrides, "SECTION.KEY=VALUE, instead of the recipe's value; may be repeated")
       ->repeatable();
   add_ranks_options(*command, args->ranks, args->timeout_s);

@@ -36,8 +36,8 @@ int run(const Options& o, Log& log) {
 }  // namespace
 
 void add_upcycle(Cli& cli) {
-  Command* command = cli.program.add_subcommand(
-      "upcycle", "makes a Mixture of Experts from a dense model, both as Hugging Face folders");
+  Command* command =
+      cli.program.add_subcommand("upcycle", "makes an MoE model from a dense one, both as Hugging Face folders");
   const auto o = std::make_shared<Options>();
   command->add_option("DENSE_HF_DIR", o->spec.model, "folder of a dense model: llama, mistral, qwen2 or qwen3")
       ->required();

@@ -105,29 +105,29 @@ void warn_of_not_finite(Log& log, Control& control, const std::string& path, con
     if (control.is_root() && !warning.empty()) log.warn("{}", warning);
 }
 
-int cpu_share(Control& control) {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return 1;
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  const auto describe = [&](const cpu_set_t& set) {
-    return std::string(reinterpret_cast<const char*>(&set), sizeof set) + host;
-  };
-  int sharing = 0;
-  for (const std::string& other : control.gather(describe(mine))) {
-    cpu_set_t theirs, both;
-    std::memcpy(&theirs, other.data(), sizeof theirs);
-    CPU_AND(&both, &mine, &theirs);
-    sharing += other.substr(sizeof theirs) == host && CPU_COUNT(&both) > 0;
-  }
-  return std::max(1, CPU_COUNT(&mine) / std::max(1, sharing));
-}
-
 namespace {
 
-// XXH3-128 of the program's own file. It is read in pieces, since it is larger than all that a
-// small run needs.
+// The CPUs that a process may use, and the machine that they are of.
+struct ProcessCpus {
+  cpu_set_t cpus;
+  std::string host;
+
+  // The form in which ranks exchange it: the bytes of the set, then the host.
+  std::string to_message() const { return std::string(reinterpret_cast<const char*>(&cpus), sizeof cpus) + host; }
+  static ProcessCpus from_message(const std::string& message) {
+    ProcessCpus process{.cpus = {}, .host = message.substr(sizeof(cpu_set_t))};
+    std::memcpy(&process.cpus, message.data(), sizeof process.cpus);
+    return process;
+  }
+  bool shares_with(const ProcessCpus& other) const {
+    cpu_set_t both;
+    CPU_AND(&both, &cpus, &other.cpus);
+    return host == other.host && CPU_COUNT(&both) > 0;
+  }
+};
+
+// Returns the XXH3-128 of the program's own file. The file is read in pieces, since it is larger than all the memory
+// that a small run needs.
 std::string program_hash() {
   const File program = File::open_read("/proc/self/exe");
   std::vector<char> piece(1 << 16);
@@ -138,6 +138,18 @@ std::string program_hash() {
 }
 
 }  // namespace
+
+int cpu_share(Control& control) {
+  ProcessCpus own{};
+  if (sched_getaffinity(0, sizeof own.cpus, &own.cpus) != 0) return 1;
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  own.host = host;
+  int sharing = 0;  // ranks, with this one
+  for (const std::string& message : control.gather(own.to_message()))
+    if (own.shares_with(ProcessCpus::from_message(message))) ++sharing;
+  return std::max(1, CPU_COUNT(&own.cpus) / std::max(1, sharing));
+}
 
 void check_same_program(Control& control, const std::string& command) {
   if (control.size() == 1) return;

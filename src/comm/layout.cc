@@ -1,6 +1,8 @@
 #include "comm/layout.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <type_traits>
 
 #include "comm/collective_levels.h"
 #include "core/error.h"
@@ -20,36 +22,42 @@ struct AxisDef {
   std::string_view purpose;
 };
 
-// The digits of the dense view are tp, cp_inner, cp_outer, dp, pp; those of the expert view etp, ep, edp, pp and none.
-constexpr std::array<AxisDef, kNumAxes> kAxes = {{
-    {"tp", false, {true, false, false, false, false}, "one layer's matrices, split"},
-    {"cp", false, {false, true, true, false, false}, "one sequence, split"},
-    {"dp", false, {false, false, false, true, false}, "copies of the model on different data: balance losses"},
-    {"pp", false, {false, false, false, false, true}, "the stages of one pipeline: hidden states, the loss"},
-    {"pp_back", false, {false, false, false, false, true}, "the stages of one pipeline: gradients of hidden states"},
-    {"etp", true, {true, false, false, false, false}, "one expert's matrices, split"},
-    {"ep", true, {false, true, false, false, false}, "the experts of one layer: dispatch and combine"},
-    {"edp", true, {false, false, true, false, false}, "copies of the same experts: gradients of experts"},
-    {"tp_cp", false, {true, true, true, false, false}, "the tokens of one micro-batch: its balance losses"},
-    {"dp_cp", false, {false, true, true, true, false}, "copies of the dense parameters: their gradients and weights"},
-    {"tp_cp_dp",
-     false,
-     {true, true, true, true, false},
-     "one pipeline stage: gradients of parameters that tp does not split, expert loads, z-loss"},
-    {"etp_ep", true, {true, true, false, false, false}, "one copy of all experts of a layer"},
-    {"etp_edp",
-     true,
-     {true, false, true, false, false},
-     "copies of parameters that etp does not split: gradients of experts' adapters"},
-    {"tp_pp", false, {true, false, false, false, true}, "one copy of the dense parameters: unused in a step"},
-    {"etp_ep_pp", true, {true, true, false, true, false}, "one copy of the experts: unused in a step"},
-    {"cp_inner",
-     false,
-     {false, true, false, false, false},
-     "one sequence, split inside a fast domain: all-to-all of rows and heads"},
-    {"cp_outer", false, {false, false, true, false, false}, "one sequence, split over fast domains: keys and values"},
-    {"world", false, {true, true, true, true, true}, "all ranks: gradient norm, decisions of the run"},
-}};
+// The digits of the two views, the one that changes fastest first; the expert view has none in the last place.
+enum class Dense { tp, cp_inner, cp_outer, dp, pp };
+enum class Expert { etp, ep, edp, pp };
+
+template <class Digit>
+constexpr AxisDef make_axis(std::string_view name, std::initializer_list<Digit> digits, std::string_view purpose) {
+  AxisDef def{.name = name, .expert = std::is_same_v<Digit, Expert>, .varies = {}, .purpose = purpose};
+  for (const Digit digit : digits) def.varies[static_cast<size_t>(digit)] = true;
+  return def;
+}
+
+constexpr std::array<AxisDef, kNumAxes> kAxes = {
+    make_axis("tp", {Dense::tp}, "one layer's matrices, split"),
+    make_axis("cp", {Dense::cp_inner, Dense::cp_outer}, "one sequence, split"),
+    make_axis("dp", {Dense::dp}, "copies of the model on different data: balance losses"),
+    make_axis("pp", {Dense::pp}, "the stages of one pipeline: hidden states, the loss"),
+    make_axis("pp_back", {Dense::pp}, "the stages of one pipeline: gradients of hidden states"),
+    make_axis("etp", {Expert::etp}, "one expert's matrices, split"),
+    make_axis("ep", {Expert::ep}, "the experts of one layer: dispatch and combine"),
+    make_axis("edp", {Expert::edp}, "copies of the same experts: gradients of experts"),
+    make_axis("tp_cp", {Dense::tp, Dense::cp_inner, Dense::cp_outer},
+              "the tokens of one micro-batch: its balance losses"),
+    make_axis("dp_cp", {Dense::cp_inner, Dense::cp_outer, Dense::dp},
+              "copies of the dense parameters: their gradients and weights"),
+    make_axis("tp_cp_dp", {Dense::tp, Dense::cp_inner, Dense::cp_outer, Dense::dp},
+              "one pipeline stage: gradients of parameters that tp does not split, expert loads, z-loss"),
+    make_axis("etp_ep", {Expert::etp, Expert::ep}, "one copy of all experts of a layer"),
+    make_axis("etp_edp", {Expert::etp, Expert::edp},
+              "copies of parameters that etp does not split: gradients of experts' adapters"),
+    make_axis("tp_pp", {Dense::tp, Dense::pp}, "one copy of the dense parameters: unused in a step"),
+    make_axis("etp_ep_pp", {Expert::etp, Expert::ep, Expert::pp}, "one copy of the experts: unused in a step"),
+    make_axis("cp_inner", {Dense::cp_inner}, "one sequence, split inside a fast domain: all-to-all of rows and heads"),
+    make_axis("cp_outer", {Dense::cp_outer}, "one sequence, split over fast domains: keys and values"),
+    make_axis("world", {Dense::tp, Dense::cp_inner, Dense::cp_outer, Dense::dp, Dense::pp},
+              "all ranks: gradient norm, decisions of the run"),
+};
 
 const AxisDef& def_of(Axis axis) { return kAxes[static_cast<int>(axis)]; }
 Digits dense(const MeshShape& s) { return {s.tp, s.cp_inner, s.cp_outer(), s.dp, s.pp}; }

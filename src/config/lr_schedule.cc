@@ -9,7 +9,7 @@ namespace moebius {
 
 namespace {
 
-// The share of the way from begin to end at step, 0 to 1.
+// Returns (step - begin) / (end - begin), from 0 to 1.
 double progress(int64_t step, int64_t begin, int64_t end) {
   if (step >= end) return 1.0;
   return std::max(0.0, static_cast<double>(step - begin) / static_cast<double>(end - begin));

@@ -36,7 +36,7 @@ TEST(Check, OneErrorListsAllMissingKeys) {
   EXPECT_THAT(error_text(ErrorKind::usage, [&] { no_lr.check(1); }), testing::EndsWith("with --set SECTION.KEY=VALUE"));
 }
 
-TEST(Check, RecipesOfPrecision) {
+TEST(Check, PrecisionRecipesAreAcceptedWhereTheyRun) {
   for (const char* recipe : {"fp8_block", "fp8_tensor", "mxfp8", "nvfp4"})
     EXPECT_NO_THROW(parse({std::string("precision.recipe=") + recipe}).check(1)) << recipe;
   for (const char* recipe : {"fp8_block", "fp8_tensor", "mxfp8", "nvfp4"})
@@ -89,7 +89,7 @@ TEST(Check, ErrorsOfTheModelComeBeforeThoseOfTheBatch) {
               HasSubstr("parallel.ep must divide model.num_experts = 4; got 7; the nearest for 7 ranks is 1"));
 }
 
-TEST(Check, Batches) {
+TEST(Check, RefusesBatchesThatDoNotDivide) {
   EXPECT_THAT(
       check_error({"train.global_batch=7"}),
       HasSubstr("train.global_batch must be divisible by micro_batch * dp = 3 * 1 = 3; got 7; the nearest are 6 "
@@ -104,12 +104,12 @@ TEST(Check, Batches) {
           "and, for a trained model, model.rope_scaling or rope_theta [--set]"));
 }
 
-TEST(Check, Model) {
+TEST(Check, RefusesMoreExpertsOfATokenThanThereAre) {
   EXPECT_THAT(check_error({"model.num_experts_per_tok=5"}),
               HasSubstr("num_experts_per_tok must be from 1 to num_experts = 4; got 5"));
 }
 
-TEST(Check, KeysOfAnotherOptimizer) {
+TEST(Check, RefusesKeysOfAnotherOptimizer) {
   EXPECT_THAT(
       check_error({"optimizer.momentum=0.5"}),
       HasSubstr(
@@ -128,7 +128,7 @@ TEST(Check, KeysOfAnotherOptimizer) {
   parse_run_spec(to_toml(sgd, false), "resolved", {}).check(1);  // which holds every key
 }
 
-TEST(Check, MastersOfF32Weights) {
+TEST(Check, RefusesOtherMastersOfF32Weights) {
   for (const char* form : {"bf16_remainder", "bf16_stochastic"}) {
     const std::string master = fmt::format("optimizer.master={}", form);
     parse({"precision.compute=bf16", master}).check(1);
@@ -139,7 +139,7 @@ TEST(Check, MastersOfF32Weights) {
   }
 }
 
-TEST(Check, SumsOfGradientsInBf16) {
+TEST(Check, RefusesSumsOfGradientsInBf16ThatCannotBe) {
   parse({"precision.compute=bf16", "optimizer.grad=bf16", "optimizer.offload_grad=true"}).check(1);
   EXPECT_THAT(check_error({"precision.compute=f32", "optimizer.grad=bf16"}),
               HasSubstr("optimizer.grad = \"bf16\" would do nothing: precision.compute is \"f32\", and gradients of "
@@ -179,7 +179,7 @@ TEST(Check, SumsOfGradientsInBf16) {
                         "or \"f32\" [--set]"));
 }
 
-TEST(Check, Schedule) {
+TEST(Check, RefusesContradictionsOfTheLrSchedule) {
   EXPECT_THAT(check_error({"optimizer.min_lr=0.6"}),
               HasSubstr("optimizer.min_lr must be at most lr = 0.5; got 0.6 [--set]"));
   EXPECT_THAT(check_error({"optimizer.min_lr=0.1", "optimizer.schedule=constant"}),
@@ -196,7 +196,7 @@ TEST(Check, Schedule) {
   parse({"optimizer.schedule=wsd", "train.steps=9", "optimizer.decay_steps=1"}).check(1);
 }
 
-TEST(Check, Balance) {
+TEST(Check, RefusesContradictionsOfTheBalance) {
   EXPECT_THAT(check_error({"moe.balance=bias", "moe.bias_rate=0.1", "lora.rank=4", "lora.targets=[\"q_proj\"]",
                            "model.init_from=base"}),
               HasSubstr("choose another balance, and model.expert_bias = true where the model was trained with it"));
@@ -218,7 +218,7 @@ TEST(Check, Balance) {
               HasSubstr("moe.balance needs experts; the model has none"));
 }
 
-TEST(Check, KeysOfMoeThatWouldDoNothing) {
+TEST(Check, RefusesKeysOfMoeThatWouldDoNothing) {
   EXPECT_THAT(check_error({"moe.bias_rate=0.1"}),
               HasSubstr("moe.bias_rate = 0.1 would do nothing: moe.balance has no \"bias\"; "
                         "add it, or remove bias_rate [--set]"));
@@ -247,7 +247,7 @@ TEST(Check, KeysOfMoeNeedAnMoeLayer) {
   EXPECT_NO_THROW(parse({"model.moe_layer_freq=[0, 0, 0]", "model.intermediate_size=9"}).check(1));
 }
 
-TEST(Check, MultiTokenPrediction) {
+TEST(Check, RefusesMultiTokenPredictionThatCannotBe) {
   EXPECT_NO_THROW(parse({"model.num_nextn_predict_layers=2", "train.mtp_coeff=0.3"}).check(1));
   EXPECT_EQ(parse({"model.num_nextn_predict_layers=2"}).num_mtp(), 2);
   EXPECT_EQ(parse({"model.num_nextn_predict_layers=2", "train.mtp_coeff=0"}).num_mtp(), 0);
@@ -361,7 +361,7 @@ TEST(Check, RefusesUnsupportedFeatures) {
 // A resolved recipe holds every key, and reads back to a run that passes.
 TEST(Check, AResolvedRecipePasses) { EXPECT_NO_THROW(read_back(parse(), true).check(1)); }
 
-TEST(Check, Floats) {
+TEST(Check, RefusesFloatsOutOfRange) {
   EXPECT_THAT(parse_error({"optimizer.eps=1e-46"}),
               HasSubstr("optimizer.eps must be a finite number above 0, from 1e-37"));
   for (const char* key :
@@ -375,7 +375,7 @@ TEST(Check, Floats) {
   EXPECT_NO_THROW(parse({"optimizer.lr=1e30", "optimizer.min_lr=1e30"}).check(1));
 }
 
-TEST(Check, Datasets) {
+TEST(Check, RefusesADatasetTwiceAndWeightsOfHeldOutData) {
   EXPECT_THAT(check_error({"data.train=[\"p\", \"q\", \"p\"]"}),
               HasSubstr("data.train names \"p\" twice; give it once, with a weight [--set]"));
   EXPECT_THAT(check_error({"data.valid=[{prefix = \"p\", weight = 2}]"}),
@@ -383,7 +383,7 @@ TEST(Check, Datasets) {
   EXPECT_THAT(check_error({"data.valid=[\"p\", \"p\"]"}), HasSubstr("data.valid names \"p\" twice"));
 }
 
-TEST(Check, Layout) {
+TEST(Check, RefusesDegreesThatDoNotDivide) {
   EXPECT_NO_THROW(parse({"parallel.tp=2", "parallel.ep=2"}).check(2));
   EXPECT_THAT(check_error({"parallel.tp=2"}), HasSubstr("divisible by tp * cp * pp = 2 * 1 * 1; got 1;"));
   EXPECT_THAT(check_error({"parallel.tp=4"}, 4),
@@ -408,7 +408,7 @@ TEST(Check, Layout) {
               HasSubstr("divisible by 2 * parallel.cp = 48; got 16; choose parallel.cp = 8 [--set]"));
 }
 
-TEST(Check, ContextParallel) {
+TEST(Check, RefusesContradictionsOfContextParallelism) {
   const Sets cp4{"parallel.cp=4", "train.seq_len=16", "train.micro_batch=1", "model.num_key_value_heads=2"};
   const auto error = [&](Sets more, int64_t ranks = 4) {
     more.insert(more.begin(), cp4.begin(), cp4.end());
@@ -452,7 +452,7 @@ TEST(Check, ContextParallel) {
   EXPECT_THAT(check_error({"data.pack_documents=true"}), HasSubstr("data.pack_documents = true would do nothing"));
 }
 
-TEST(Check, Pipeline) {
+TEST(Check, RefusesLayoutsThatDoNotFitThePipeline) {
   EXPECT_NO_THROW(parse({"parallel.pp=3"}).check(3));
   EXPECT_NO_THROW(parse({"parallel.pp=2", "parallel.layout=E t*2 | t L"}).check(2));
   EXPECT_THAT(check_error({"parallel.pp=2"}, 2),

@@ -40,11 +40,14 @@ bool is_default(const RunSpec& spec, const RecipeKey& key) {
   return (found != spec.provenance.end() && found->second == "default") || is_said_by_config(spec, key);
 }
 
-std::string text_of(const RunSpec& spec, bool with_provenance, bool with_defaults) {
+struct TextChoice {
+  bool with_provenance, with_defaults;
+};
+std::string text_of(const RunSpec& spec, TextChoice choice) {
   std::string text, section;
   for (const RecipeKey& key : recipe_table()) {
-    if (!with_defaults && is_default(spec, key)) continue;
-    const std::string line = line_of(spec, key, with_provenance);
+    if (!choice.with_defaults && is_default(spec, key)) continue;
+    const std::string line = line_of(spec, key, choice.with_provenance);
     if (line.empty()) continue;
     const std::string begins = section_of(key.name);
     if (begins != section) text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", begins);
@@ -56,8 +59,12 @@ std::string text_of(const RunSpec& spec, bool with_provenance, bool with_default
 
 }  // namespace
 
-std::string to_toml(const RunSpec& spec, bool with_provenance) { return text_of(spec, with_provenance, true); }
+std::string to_toml(const RunSpec& spec, bool with_provenance) {
+  return text_of(spec, {.with_provenance = with_provenance, .with_defaults = true});
+}
 
-std::string changed_toml(const RunSpec& spec) { return text_of(spec, true, false); }
+std::string changed_toml(const RunSpec& spec) {
+  return text_of(spec, {.with_provenance = true, .with_defaults = false});
+}
 
 }  // namespace moebius

@@ -14,7 +14,7 @@ using testing::ElementsAre;
 using Bins = std::vector<std::vector<int32_t>>;
 
 TEST(BinPacking, BalancesSumsOfSquaredLengths) {
-  // 5 and 3 + 3: 25 and 18. By count of tokens 5 + 3 and 3 would be as full.
+  // Bins {5} and {3, 3} have sums of squares of 25 and 18. By tokens alone, {5, 3} and {3} would do as well.
   EXPECT_EQ(bin_documents(std::vector<int32_t>{3, 5, 3}, 8, 2), (Bins{{1}, {0, 2}}));
   EXPECT_EQ(bin_documents(std::vector<int32_t>{}, 8, 2), (Bins{{}, {}}));
 }

@@ -1,7 +1,7 @@
 #include "data/target_spans.h"
 
 #include "core/error.h"
-#include "hub/packed_values.h"
+#include "data/unaligned_values.h"
 
 namespace moebius {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "hub/packed_values.h"
+#include "data/unaligned_values.h"
 
 namespace moebius {
 namespace {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+
 namespace moebius {
 namespace {
 
@@ -20,12 +22,22 @@ const GpuFound kA100{.name = "NVIDIA A100", .uuid = "GPU-a", .capability_major =
 
 struct Case {
   GpusFound found;
-  int index;
-  std::string why, versions;
+  int index;                  // of the GPU that is asked for
+  std::string why, versions;  // expected; why is empty where the GPU can be used
 };
 
-TEST(GpusFound, ReportTheProblemAndTheFix) {
-  const std::vector<Case> cases{
+// Expects why_not_usable and cuda_versions_text of each case.
+void expect_reports(std::initializer_list<Case> cases) {
+  for (const Case& c : cases) {
+    EXPECT_EQ(why_not_usable(c.found, c.index), c.why);
+    EXPECT_EQ(cuda_versions_text(c.found), c.versions);
+  }
+}
+
+TEST(GpusFound, ReportABuildWithoutCuda) { EXPECT_EQ(cuda_versions_text({}), "not part of this build"); }
+
+TEST(GpusFound, ReportAMissingDriverOrGpu) {
+  expect_reports({
       {{.built_with = 13000, .error = "CUDA driver version is insufficient for CUDA runtime version"},
        0,
        "no NVIDIA driver is installed; install one for CUDA 13.0 or later (a container has the machine's driver when it "
@@ -40,6 +52,16 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
        "no GPU is visible (no CUDA-capable device is detected); unset CUDA_VISIBLE_DEVICES, or set it to a GPU that "
        "nvidia-smi -L lists",
        "built with 13.0, driver for 13.1"},
+      {{.built_with = 13000, .driver = 13000, .visible = {kH200}},
+       2,
+       "expected a GPU with index 2; got 1 visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
+       "nvidia-smi -L lists",
+       "built with 13.0, driver for 13.0"},
+  });
+}
+
+TEST(GpusFound, ReportGpusWithoutKernels) {
+  expect_reports({
       {{.built_with = 13000, .driver = 13000, .visible = {kT4}},
        0,
        "GPU 0 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; they run on none of "
@@ -62,11 +84,17 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
        "(1), but CUDA_VISIBLE_DEVICES may hide others",
        "built with 13.0, driver for 13.0"},
       {{.built_with = 13000, .driver = 13000, .visible = {kA100, kB200}}, 1, "", "built with 13.0, driver for 13.0"},
-      {{.built_with = 13000, .driver = 13000, .visible = {kH200}},
-       2,
-       "expected a GPU with index 2; got 1 visible; set CUDA_VISIBLE_DEVICES to the GPUs to use, of those that "
-       "nvidia-smi -L lists",
+      {{.built_with = 13000, .driver = 13000, .visible = {kT4, kH200, kA100}},
+       0,
+       "GPU 0 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; set "
+       "CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, on which they run",
        "built with 13.0, driver for 13.0"},
+      {{.built_with = 13000, .driver = 14000, .visible = {kA100, kH200}}, 1, "", "built with 13.0, driver for 14.0"},
+  });
+}
+
+TEST(GpusFound, ReportTooLittleSharedMemory) {
+  expect_reports({
       {{.built_with = 13000, .driver = 13000, .visible = {kSmall}},
        0,
        "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
@@ -77,11 +105,11 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
        "GPU 0 is NVIDIA Small (compute capability 8.8), where a block may have 65536 bytes of shared memory, and the "
        "kernels need 101376; set CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, which have them",
        "built with 13.0, driver for 13.0"},
-      {{.built_with = 13000, .driver = 13000, .visible = {kT4, kH200, kA100}},
-       0,
-       "GPU 0 is Tesla T4 (compute capability 7.5), and this build has kernels for 8.0 and later; set "
-       "CUDA_VISIBLE_DEVICES=GPU-h,GPU-a, on which they run",
-       "built with 13.0, driver for 13.0"},
+  });
+}
+
+TEST(GpusFound, ReportADriverThatIsTooOldForThePtx) {
+  expect_reports({
       // A program of a newer minor version runs on an older driver of the same major one.
       {{.built_with = 13020, .driver = 13000, .visible = {kH200}}, 0, "", "built with 13.2, driver for 13.0"},
       // But PTX needs a driver that knows it.
@@ -107,12 +135,7 @@ TEST(GpusFound, ReportTheProblemAndTheFix) {
        0,
        "",
        "built with 13.2, driver for 13.0"},
-      {{.built_with = 13000, .driver = 14000, .visible = {kA100, kH200}}, 1, "", "built with 13.0, driver for 14.0"}};
-  for (const Case& c : cases) {
-    EXPECT_EQ(why_not_usable(c.found, c.index), c.why);
-    EXPECT_EQ(cuda_versions_text(c.found), c.versions);
-  }
-  EXPECT_EQ(cuda_versions_text({}), "not part of this build");
+  });
 }
 
 TEST(GpusFound, SayWhyAKernelDoesNotLoad) {

@@ -16,18 +16,19 @@ constexpr std::string_view kExperts = "mlp.experts", kBase = ".base_layer", kSuf
 // A [., columns] and B [rows, .] of a parameter in one order.
 struct Form {
   ExpertMatrix matrix;
-  bool exchanged, stacked;
-  int64_t columns_a, rows_b;
+  bool exchanged = false;  // A and B are exchanged (ExpertAdapters::is_exchanged)
+  bool stacked = false;    // of twice the rank: gate and up each have an A, or share a wide one
+  int64_t columns_a = 0, rows_b = 0;
 };
 
 std::vector<Form> forms_of(const ExpertAdapters& x) {
   const int64_t H = x.hidden, I = x.intermediate;
-  std::vector<Form> forms{{ExpertMatrix::gate_up, false, false, H, 2 * I},
-                          {ExpertMatrix::gate_up, false, true, H, 2 * I},
-                          {ExpertMatrix::down, false, false, I, H}};
+  std::vector<Form> forms{{.matrix = ExpertMatrix::gate_up, .columns_a = H, .rows_b = 2 * I},
+                          {.matrix = ExpertMatrix::gate_up, .stacked = true, .columns_a = H, .rows_b = 2 * I},
+                          {.matrix = ExpertMatrix::down, .columns_a = I, .rows_b = H}};
   if (x.family == HfFamily::gpt_oss) return forms;
-  forms.push_back({ExpertMatrix::gate_up, true, false, 2 * I, H});
-  forms.push_back({ExpertMatrix::down, true, false, H, I});
+  forms.push_back({.matrix = ExpertMatrix::gate_up, .exchanged = true, .columns_a = 2 * I, .rows_b = H});
+  forms.push_back({.matrix = ExpertMatrix::down, .exchanged = true, .columns_a = H, .rows_b = I});
   return forms;
 }
 
@@ -77,49 +78,71 @@ std::optional<Part> parse_part(const std::string& name) {
               .matrix = is_down ? ExpertMatrix::down : ExpertMatrix::gate_up};
 }
 
+// The sizes of one expert's matrix, and of the tensors that hold the adapters of all experts.
+struct PartSizes {
+  PartSizes(const ExpertAdapters& x, const Part& part)
+      : is_down(part.matrix == ExpertMatrix::down),
+        in(is_down ? x.intermediate : x.hidden),
+        out(is_down ? x.hidden : 2 * x.intermediate),
+        rank(is_down ? x.rank : x.rank_of_gate_up()),
+        rank_of_part(x.share_wide_a ? rank : x.rank),
+        first_rank(part.is_up && x.are_stacked ? x.rank : 0),
+        all_ranks(rank * x.num_experts) {}
+
+  bool is_down;
+  int64_t in, out;       // columns and rows of the matrix
+  int64_t rank;          // that an expert has in the tensors
+  int64_t rank_of_part;  // of this A or B
+  int64_t first_rank;    // of this A or B among those of its expert
+  int64_t all_ranks;     // of all experts
+};
+
+// Returns the place of an A [rank, in].
+FusedPlace place_of_a(const ExpertAdapters& x, const Part& part) {
+  const PartSizes z(x, part);
+  FusedPlace place{.name = {},
+                   .shape = {z.all_ranks, z.in},
+                   .rows = z.rank_of_part,
+                   .cols = z.in,
+                   .offset = (part.expert * z.rank + z.first_rank) * z.in};
+  place.row_stride = z.in;
+  place.col_stride = 1;
+  if (!x.is_exchanged) return place;
+  place.shape = {z.in, z.all_ranks};
+  place.offset = part.expert;
+  place.row_stride = x.num_experts;
+  place.col_stride = z.all_ranks;
+  return place;
+}
+
+// Returns the place of a B [out, rank]: of the rows of gate or of up, or of down.
+FusedPlace place_of_b(const ExpertAdapters& x, const Part& part) {
+  const PartSizes z(x, part);
+  const bool alternates = x.family == HfFamily::gpt_oss && !z.is_down;  // rows of gate and up
+  const int64_t rows = z.is_down ? z.out : x.intermediate, step = alternates ? 2 : 1;
+  const int64_t first_row = part.is_up ? (alternates ? 1 : rows) : 0;
+  FusedPlace place{.name = {}, .shape = {z.out, z.all_ranks}, .rows = rows, .cols = z.rank_of_part};
+  place.offset = first_row * z.all_ranks + z.first_rank * x.num_experts + part.expert;
+  place.row_stride = step * z.all_ranks;
+  place.col_stride = x.num_experts;
+  if (!x.is_exchanged) return place;
+  place.shape = {z.all_ranks, z.out};
+  place.offset = part.expert * x.rank * z.out + first_row;
+  place.row_stride = step;
+  place.col_stride = z.out;
+  return place;
+}
+
 }  // namespace
 
 std::optional<FusedPlace> expert_adapter_place(const ExpertAdapters& x, const std::string& name) {
   const auto part = parse_part(name);
   if (!part) return std::nullopt;
-  const bool is_down = part->matrix == ExpertMatrix::down, alternates = x.family == HfFamily::gpt_oss && !is_down;
-  const int64_t r = x.rank, E = x.num_experts, in = is_down ? x.intermediate : x.hidden,
-                out = is_down ? x.hidden : 2 * x.intermediate;
-  const int64_t R = is_down ? r : x.rank_of_gate_up(), all = R * E;
-  const int64_t own = x.share_wide_a ? R : r;  // the rank of this part
-  const int64_t first_rank = part->is_up && x.are_stacked ? r : 0;
-  const std::string module = fmt::format("{}{}{}", part->prefix, kExperts, !is_down && x.has_down ? kBase : "");
-  const auto tensor = [&](bool is_a) {
-    return fmt::format("{}{}", module, is_a != x.is_exchanged ? kSuffixA : kSuffixB);
-  };
-  FusedPlace place;
-  // Elements of the tensor whose rows are ranks of experts: [rank, in] of A, or the transposed B.
-  if (part->is_a) {
-    place = {.name = tensor(true),
-             .shape = {all, in},
-             .rows = own,
-             .cols = in,
-             .offset = (part->expert * R + first_rank) * in};
-    place.row_stride = in;
-    place.col_stride = 1;
-    if (!x.is_exchanged) return place;
-    place.shape = {in, all};
-    place.offset = part->expert;
-    place.row_stride = E;
-    place.col_stride = all;
-    return place;
-  }
-  const int64_t rows = is_down ? out : x.intermediate, step = alternates ? 2 : 1;
-  const int64_t first = part->is_up ? (alternates ? 1 : rows) : 0;
-  place = {.name = tensor(false), .shape = {out, all}, .rows = rows, .cols = own};
-  place.offset = first * all + first_rank * E + part->expert;
-  place.row_stride = step * all;
-  place.col_stride = E;
-  if (!x.is_exchanged) return place;
-  place.shape = {all, out};
-  place.offset = part->expert * r * out + first;
-  place.row_stride = step;
-  place.col_stride = out;
+  FusedPlace place = part->is_a ? place_of_a(x, *part) : place_of_b(x, *part);
+  const bool is_wrapped_twice = part->matrix == ExpertMatrix::gate_up && x.has_down;
+  const bool is_in_a = part->is_a != x.is_exchanged;
+  place.name =
+      fmt::format("{}{}{}{}", part->prefix, kExperts, is_wrapped_twice ? kBase : "", is_in_a ? kSuffixA : kSuffixB);
   return place;
 }
 

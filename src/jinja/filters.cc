@@ -20,7 +20,7 @@ constexpr auto kOtherFilters = std::to_array<std::string_view>(
 
 // Returns the number that Python's int() or float() reads from a text; nothing if it reads none.
 std::optional<double> real_of(std::string_view text) {
-  const std::string_view digits = strip(text, nullptr, true, true);
+  const std::string_view digits = strip(text, nullptr);
   double value = 0;
   const size_t sign = digits.starts_with('+') ? 1 : 0;
   const auto [end, error] = std::from_chars(digits.data() + sign, digits.data() + digits.size(), value);
@@ -37,7 +37,7 @@ Value to_integer(Runtime&, const Value& input, const Arguments& arguments) {
   std::optional<double> real;
   if (input.is<double>()) real = input.real();
   if (input.is_text()) {
-    const std::string_view digits = strip(input.text(), nullptr, true, true);
+    const std::string_view digits = strip(input.text(), nullptr);
     const size_t sign = digits.starts_with('+') ? 1 : 0;
     int64_t value = 0;
     const auto [end, error] = std::from_chars(digits.data() + sign, digits.data() + digits.size(), value);

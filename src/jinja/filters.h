@@ -30,7 +30,9 @@ std::string lower(std::string_view text);
 std::string title_case(std::string_view text);             // str.title() of Python
 std::vector<std::string> lines_of(std::string_view text);  // str.splitlines() of Python
 std::string capitalize(std::string_view text);
-std::string_view strip(std::string_view text, const std::string* characters, bool left, bool right);
+enum class StripSide { both, left, right };
+// characters: those that are stripped; null: white space, as Python defines it.
+std::string_view strip(std::string_view text, const std::string* characters, StripSide side = StripSide::both);
 std::string replace_all(Budget& budget, std::string_view text, std::string_view from, std::string_view to,
                         int64_t count);
 std::string repeat(Budget& budget, std::string_view text, int64_t count);

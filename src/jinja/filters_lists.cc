@@ -240,25 +240,37 @@ Value map(Runtime& runtime, const Value& input, const Arguments& arguments) {
   return runtime.generator(std::move(mapped));
 }
 
-// select and reject, of items or of an attribute of each.
-Value choose(Runtime& runtime, const Value& input, const Arguments& arguments, bool by_attribute, bool wanted) {
-  const size_t used = by_attribute ? 1 : 0;
+// The four filters select, reject, selectattr and rejectattr.
+struct Choice {
+  bool by_attribute;  // tests an attribute of each item, else the item itself
+  bool keeps;         // keeps the items for which the test holds, else the others
+};
+Value choose(Runtime& runtime, const Value& input, const Arguments& arguments, Choice choice) {
+  const size_t used = choice.by_attribute ? 1 : 0;
   if (arguments.positional.size() < used)
     throw TemplateError("selectattr: expected the name of an attribute; got none");
   const bool has_test = arguments.positional.size() > used;
   const std::string test = has_test ? runtime.str(arguments.positional[used]) : "";
   Items chosen;
   for (const Value& item : items_if_true(runtime, input)) {
-    const Value value = by_attribute ? by_path(runtime, item, arguments.positional[0]) : item;
+    const Value value = choice.by_attribute ? by_path(runtime, item, arguments.positional[0]) : item;
     const bool holds = has_test ? runtime.test(test, value, after(arguments, used + 1)) : truth(value);
-    if (holds == wanted) chosen.push_back(item);
+    if (holds == choice.keeps) chosen.push_back(item);
   }
   return runtime.generator(std::move(chosen));
 }
-Value select(Runtime& r, const Value& input, const Arguments& a) { return choose(r, input, a, false, true); }
-Value reject(Runtime& r, const Value& input, const Arguments& a) { return choose(r, input, a, false, false); }
-Value selectattr(Runtime& r, const Value& input, const Arguments& a) { return choose(r, input, a, true, true); }
-Value rejectattr(Runtime& r, const Value& input, const Arguments& a) { return choose(r, input, a, true, false); }
+Value select(Runtime& r, const Value& input, const Arguments& a) {
+  return choose(r, input, a, {.by_attribute = false, .keeps = true});
+}
+Value reject(Runtime& r, const Value& input, const Arguments& a) {
+  return choose(r, input, a, {.by_attribute = false, .keeps = false});
+}
+Value selectattr(Runtime& r, const Value& input, const Arguments& a) {
+  return choose(r, input, a, {.by_attribute = true, .keeps = true});
+}
+Value rejectattr(Runtime& r, const Value& input, const Arguments& a) {
+  return choose(r, input, a, {.by_attribute = true, .keeps = false});
+}
 
 }  // namespace
 

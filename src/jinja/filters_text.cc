@@ -69,7 +69,7 @@ Value title_filter(Runtime& r, const Value& input, const Arguments&) { return r.
 Value trim(Runtime& runtime, const Value& input, const Arguments& arguments) {
   const Parameters p("trim", arguments, {"chars"});
   const std::string text = runtime.str(input), characters = p.is_none(0) ? "" : p.text(0);
-  return runtime.text(std::string(strip(text, p.is_none(0) ? nullptr : &characters, true, true)));
+  return runtime.text(std::string(strip(text, p.is_none(0) ? nullptr : &characters)));
 }
 
 Value replace(Runtime& runtime, const Value& input, const Arguments& arguments) {
@@ -145,7 +145,7 @@ std::string title_case(std::string_view text) {
   return mapped(text, [](char32_t c, bool after_letter) { return after_letter ? lower_of(c) : title_of(c); });
 }
 
-std::string_view strip(std::string_view text, const std::string* characters, bool left, bool right) {
+std::string_view strip(std::string_view text, const std::string* characters, StripSide side) {
   const auto is_stripped = [&](size_t begin, size_t end) {
     size_t at = begin;
     if (characters == nullptr) return is_python_space(next_char(text, &at));
@@ -158,13 +158,13 @@ std::string_view strip(std::string_view text, const std::string* characters, boo
     return false;
   };
   size_t begin = 0, end = text.size();
-  while (left && begin < end) {
+  while (side != StripSide::right && begin < end) {
     size_t next = begin;
     next_char(text, &next);
     if (!is_stripped(begin, next)) break;
     begin = next;
   }
-  while (right && begin < end) {
+  while (side != StripSide::left && begin < end) {
     const size_t last = previous_char(text, end);
     if (!is_stripped(last, end)) break;
     end = last;

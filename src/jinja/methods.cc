@@ -27,27 +27,28 @@ Value begins_or_ends(const Value& self, const Arguments& arguments, bool begins)
     return begins ? self.text().starts_with(option.text()) : self.text().ends_with(option.text());
   });
 }
-Value startswith(Runtime&, const Value& self, const Arguments& a) { return begins_or_ends(self, a, true); }
-Value endswith(Runtime&, const Value& self, const Arguments& a) { return begins_or_ends(self, a, false); }
+Value startswith(Runtime&, const Value& self, const Arguments& a) { return begins_or_ends(self, a, /*begins=*/true); }
+Value endswith(Runtime&, const Value& self, const Arguments& a) { return begins_or_ends(self, a, /*begins=*/false); }
 
-Value stripped(Runtime& runtime, const Value& self, const Arguments& arguments, bool left, bool right) {
+Value stripped(Runtime& runtime, const Value& self, const Arguments& arguments, StripSide side) {
   const Parameters p("strip", arguments, {"chars"});
   const std::string characters = p.is_none(0) ? "" : p.text(0);
   runtime.budget().step(static_cast<int64_t>(characters.size()));
-  return runtime.text(std::string(jinja::strip(self.text(), p.is_none(0) ? nullptr : &characters, left, right)));
+  return runtime.text(std::string(jinja::strip(self.text(), p.is_none(0) ? nullptr : &characters, side)));
 }
-Value strip_both(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, true, true); }
-Value lstrip(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, true, false); }
-Value rstrip(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, false, true); }
+Value strip_both(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, StripSide::both); }
+Value lstrip(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, StripSide::left); }
+Value rstrip(Runtime& r, const Value& self, const Arguments& a) { return stripped(r, self, a, StripSide::right); }
 
 // Returns the words between spaces. The rest of the text is the last part when `most` splits were made.
 std::vector<std::string> words_of(std::string_view text, int64_t most, bool from_right) {
+  const StripSide side = from_right ? StripSide::right : StripSide::left;
   std::vector<std::string> words;
   while (true) {
-    text = strip(text, nullptr, !from_right, from_right);
+    text = strip(text, nullptr, side);
     if (text.empty()) break;
     if (most >= 0 && std::ssize(words) == most) {
-      words.emplace_back(strip(text, nullptr, !from_right, from_right));
+      words.emplace_back(strip(text, nullptr, side));
       break;
     }
     size_t cut = from_right ? text.size() : 0;
@@ -95,8 +96,8 @@ Value split_with(Runtime& runtime, const Value& self, const Arguments& arguments
   charge_search(runtime, self.text(), p.text(0));
   return texts(runtime, parts_of(self.text(), p.text(0), most, from_right));
 }
-Value split(Runtime& r, const Value& self, const Arguments& a) { return split_with(r, self, a, false); }
-Value rsplit(Runtime& r, const Value& self, const Arguments& a) { return split_with(r, self, a, true); }
+Value split(Runtime& r, const Value& self, const Arguments& a) { return split_with(r, self, a, /*from_right=*/false); }
+Value rsplit(Runtime& r, const Value& self, const Arguments& a) { return split_with(r, self, a, /*from_right=*/true); }
 
 Value splitlines(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const Parameters p("splitlines", arguments, {"keepends"});
@@ -112,8 +113,12 @@ Value partition_at(Runtime& runtime, const Value& self, const Arguments& argumen
   if (parts.size() == 2) return Value::tuple({parts[0], p.text(0), parts[1]});
   return from_right ? Value::tuple({"", "", parts[0]}) : Value::tuple({parts[0], "", ""});
 }
-Value partition(Runtime& r, const Value& self, const Arguments& a) { return partition_at(r, self, a, false); }
-Value rpartition(Runtime& r, const Value& self, const Arguments& a) { return partition_at(r, self, a, true); }
+Value partition(Runtime& r, const Value& self, const Arguments& a) {
+  return partition_at(r, self, a, /*from_right=*/false);
+}
+Value rpartition(Runtime& r, const Value& self, const Arguments& a) {
+  return partition_at(r, self, a, /*from_right=*/true);
+}
 
 Value replace(Runtime& runtime, const Value& self, const Arguments& arguments) {
   const Parameters p("replace", arguments, {"old", "new", "count"});
@@ -140,10 +145,10 @@ int64_t place_of(Runtime& runtime, const Value& self, const Arguments& arguments
   const size_t at = last ? self.text().rfind(p.text(0)) : self.text().find(p.text(0));
   return at == std::string::npos ? -1 : count_characters(std::string_view(self.text()).substr(0, at));
 }
-Value find(Runtime& r, const Value& self, const Arguments& a) { return place_of(r, self, a, false); }
-Value rfind(Runtime& r, const Value& self, const Arguments& a) { return place_of(r, self, a, true); }
+Value find(Runtime& r, const Value& self, const Arguments& a) { return place_of(r, self, a, /*last=*/false); }
+Value rfind(Runtime& r, const Value& self, const Arguments& a) { return place_of(r, self, a, /*last=*/true); }
 Value index(Runtime& runtime, const Value& self, const Arguments& arguments) {
-  const int64_t at = place_of(runtime, self, arguments, false);
+  const int64_t at = place_of(runtime, self, arguments, /*last=*/false);
   if (at < 0) throw TemplateError("substring not found");
   return at;
 }

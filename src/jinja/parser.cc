@@ -146,7 +146,7 @@ class Parser {
 
   void loop(Statement* s) {
     s->op = Statement::Op::loop;
-    s->target = target(false);
+    s->target = target(/*with_field=*/false);
     tokens_.expect_name("in");
     s->expr = exprs_.tuple(/*with_conditional=*/false);
     if (tokens_.skip_name("if")) s->filter = exprs_.expression();
@@ -164,7 +164,7 @@ class Parser {
 
   void assignment(Statement* s) {
     s->op = Statement::Op::set;
-    s->target = target(true);
+    s->target = target(/*with_field=*/true);
     if (tokens_.skip_symbol("=")) {
       s->expr = exprs_.tuple();
       return;
@@ -178,7 +178,7 @@ class Parser {
     s->op = Statement::Op::with;
     while (tokens_.current().kind != Token::Kind::block_end) {
       if (!s->targets.empty()) tokens_.expect_symbol(",");
-      s->targets.push_back(target(false, /*one=*/true));
+      s->targets.push_back(target(/*with_field=*/false, /*one=*/true));
       tokens_.expect_symbol("=");
       s->values.push_back(exprs_.expression());
     }

@@ -200,10 +200,10 @@ ExprPtr ExprParser::product() {
 }
 
 ExprPtr ExprParser::power() {
-  ExprPtr left = unary(true);
+  ExprPtr left = unary(/*with_filter=*/true);
   while (tokens_.is_symbol("**")) {
     const int line = tokens_.next().line;
-    ExprPtr right = unary(true);
+    ExprPtr right = unary(/*with_filter=*/true);
     left = node(Expr::Op::power, line, std::move(left), std::move(right));
   }
   return left;
@@ -215,7 +215,7 @@ ExprPtr ExprParser::unary(bool with_filter) {
   if (tokens_.is_symbol("-") || tokens_.is_symbol("+")) {
     const Level level(depth_);
     const bool minus = tokens_.next().text == "-";
-    ExprPtr operand = unary(false);
+    ExprPtr operand = unary(/*with_filter=*/false);
     expr = node(minus ? Expr::Op::negative : Expr::Op::positive, line, std::move(operand));
   } else {
     expr = primary();
@@ -248,7 +248,7 @@ ExprPtr ExprParser::primary() {
   if (tokens_.is_symbol("[")) return list();
   if (tokens_.is_symbol("{")) return dict();
   if (!tokens_.skip_symbol("(")) tokens_.fail("an expression");
-  ExprPtr inner = tuple(true, true);
+  ExprPtr inner = tuple(/*with_conditional=*/true, /*explicit_parentheses=*/true);
   tokens_.expect_symbol(")");
   return inner;
 }

@@ -283,14 +283,14 @@ TEST(BackwardPassesOfChunks, EqualOneComputation) {
   }
 }
 
-// Tensors between the passes are kept where they are apart, else they are on the step stack.
+// Tensors between the two passes are kept if the passes are separate; else they are on the step stack.
 TEST_P(BackwardPasses, SeparatePassesSaveTensorsOutsideTheStepStack) {
   const Rig both(GetParam(), /*splits=*/false), apart(GetParam(), /*splits=*/true);
   EXPECT_GT(apart.saved_bytes(), both.saved_bytes());
   EXPECT_LT(apart.stack_bytes(), both.stack_bytes());
 }
 
-// A plan for passes apart runs both at once as well.
+// A plan for separate passes can also run both as one.
 TEST_P(BackwardPasses, OnePassInAPlanForSeparatePassesGivesTheSameBits) {
   Rig both(GetParam(), /*splits=*/false), kept(GetParam(), /*splits=*/true);
   for (Rig* rig : {&both, &kept}) {

@@ -198,7 +198,7 @@ void Stage::run_offloaded(Step& step, size_t i, Residual& residual, Saved& saved
 
 void Stage::fetch(Stream& s, const Saved& saved) const { fetch_below(s, blocks_.size(), saved); }
 
-// The last one of the offloaded blocks before `end` whose backward pass is computed.
+// Starts to copy the activations of the last offloaded block before `end` that has a backward pass.
 void Stage::fetch_below(Stream& s, size_t end, const Saved& saved) const {
   for (size_t i = end; i-- > first_backward_;)
     if (is_offloaded(i)) return offload_->fetch(s, saved.on_host[i]);
@@ -228,7 +228,7 @@ void Stage::forward_layers(Step& step, Residual residual, Saved& saved, RunBlock
   with_weights_of(params_, step.stream, {of_end_}, [&] { leave(step, residual, saved); });
 }
 
-// The next block of a pass, if there is one.
+// Starts to gather the weights of block i, if the stage has one.
 void Stage::gather_block(Step& step, size_t i) const {
   if (i < of_block_.size()) params_.gather(step.stream, of_block_[i]);
 }

@@ -102,6 +102,7 @@ class MetricsReader::Parser {
  private:
   bool is_in_order(std::string_view kind, int64_t step);
   void read_numbers(NamedSeries& into, int64_t step, const dom::object& record);
+  void count_number(std::string_view key, double value);  // in the totals of the run
   void read_layers(int64_t step, const dom::element& moe);
   void read_ranks(int64_t step, const dom::element& ranks);
   void read_axes(int64_t step, const dom::element& comm);
@@ -142,6 +143,11 @@ bool MetricsReader::Parser::read_metrics(std::string_view line) {
   return true;
 }
 
+void MetricsReader::Parser::count_number(std::string_view key, double value) {
+  if (key == "step_time_s" && value > 0) run_.trained_s += value;
+  if (key == "grad_norm" && run_.clip > 0 && value > run_.clip) ++run_.clipped;
+}
+
 void MetricsReader::Parser::read_numbers(NamedSeries& into, int64_t step, const dom::object& record) {
   size_t at = 0;
   for (const dom::key_value_pair field : record) {
@@ -150,12 +156,9 @@ void MetricsReader::Parser::read_numbers(NamedSeries& into, int64_t step, const 
       case dom::element_type::UINT64:
       case dom::element_type::DOUBLE:
       case dom::element_type::NULL_VALUE:
-        if (field.key != "step") {
-          const double value = number_of(field.value);
-          if (Series* series = into.find_or_add(field.key, at)) series->add(step, value);
-          if (field.key == "step_time_s" && value > 0) run_.trained_s += value;
-          if (field.key == "grad_norm" && run_.clip > 0 && value > run_.clip) ++run_.clipped;
-        }
+        if (field.key == "step") break;
+        if (Series* series = into.find_or_add(field.key, at)) series->add(step, number_of(field.value));
+        count_number(field.key, number_of(field.value));
         break;
       case dom::element_type::ARRAY:
         if (field.key == "moe") read_layers(step, field.value);

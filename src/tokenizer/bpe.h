@@ -69,7 +69,6 @@ class Bpe {
   void read_merges(const JsonField& merges);
   void find_unknown(const JsonField& model);
   void find_atoms_of_bytes();
-  void find_marker();
   Atom atom_of(std::string_view character) const;
 
   void encode_piece(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;

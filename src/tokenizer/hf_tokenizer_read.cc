@@ -44,7 +44,10 @@ std::string advice_on(const std::string& name) {
   if (std::filesystem::exists(path / "tokenizer.model"))
     return "its tokenizer.model is a SentencePiece model, which is not supported; in transformers, "
            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json";
-  return "correct the name";
+  std::error_code unreadable;
+  if (!std::filesystem::is_directory(path, unreadable)) return "correct the name";
+  return "this folder has none; complete its download, or let transformers write one: "
+         "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)";
 }
 
 }  // namespace

@@ -97,6 +97,9 @@ TEST_F(HfTokenizerTest, NamesThatAreNoFolderOfATokenizer) {
                [&] { open_tokenizer(dir_.path("tokenizer.json")); });
   expect_error(ErrorKind::input, "got \"nowhere\"; correct the name", [&] { open_tokenizer("nowhere"); });
   std::filesystem::create_directory(dir_.path("other"));
+  expect_error(ErrorKind::input, "this folder has none; complete its download, or let transformers write one: ", [&] {
+    open_tokenizer(dir_.path("other"));
+  });
   write_file_atomic(dir_.path("other/tokenizer.model"), "\n");
   expect_error(ErrorKind::input,
                "its tokenizer.model is a SentencePiece model, which is not supported; in transformers, ",

@@ -111,14 +111,14 @@ void PreTokenizer::add(const JsonField& field) {
               field.boolean_or("invert", false));
   } else if (type == "Digits") {
     const bool individual = field.boolean_or("individual_digits", false);
-    add_split(ClassCutter{is_numeric}, individual ? SplitBehavior::isolated : SplitBehavior::contiguous, false);
+    add_split(ClassCutter{is_numeric}, individual ? SplitBehavior::isolated : SplitBehavior::contiguous);
   } else if (type == "Punctuation") {
     const bool named = field.has("behavior");
-    add_split(ClassCutter{is_punctuation}, named ? behavior_of(field.at("behavior")) : SplitBehavior::isolated, false);
+    add_split(ClassCutter{is_punctuation}, named ? behavior_of(field.at("behavior")) : SplitBehavior::isolated);
   } else if (type == "Whitespace") {
-    add_split(TextPattern::pcre(kWords), SplitBehavior::removed, true);
+    add_split(TextPattern::pcre(kWords), SplitBehavior::removed, /*invert=*/true);
   } else if (type == "WhitespaceSplit") {
-    add_split(ClassCutter{is_white_space}, SplitBehavior::removed, false);
+    add_split(ClassCutter{is_white_space}, SplitBehavior::removed);
   } else if (type == "Metaspace") {
     add_metaspace(field);
   } else if (type == "Sequence") {
@@ -139,8 +139,7 @@ void PreTokenizer::add_byte_level(const JsonField& field) {
       self.run({.text = prefixed, .is_first = piece.is_first, .stage = piece.stage + 1}, to);
     });
   }
-  if (field.boolean_or("use_regex", true))
-    add_split(TextPattern::regex(kGpt2, field.path()), SplitBehavior::isolated, false);
+  if (field.boolean_or("use_regex", true)) add_split(TextPattern::regex(kGpt2, field.path()), SplitBehavior::isolated);
 }
 
 void PreTokenizer::add_metaspace(const JsonField& field) {
@@ -152,7 +151,7 @@ void PreTokenizer::add_metaspace(const JsonField& field) {
     const std::string marked = mark_spaces(piece.text, marker, prepend);
     self.run({.text = marked, .is_first = piece.is_first, .stage = piece.stage + 1}, to);
   });
-  if (field.boolean_or("split", true)) add_split(TextPattern::literal(marker), SplitBehavior::merged_with_next, false);
+  if (field.boolean_or("split", true)) add_split(TextPattern::literal(marker), SplitBehavior::merged_with_next);
 }
 
 }  // namespace moebius

@@ -54,7 +54,14 @@ TEST(Loader, AResumedStepIsTheSameStep) {
     return DatasetOrder(std::move(datasets), {.seq_len = 7, .vocab_size = 11, .seed = run.seed});
   }();
   const int32_t* token = engine.batch().token_T.ptr<int32_t>();
-  std::vector<int32_t> want(8);
+  const auto expect_batch = [&](int64_t step, int64_t m) {
+    std::vector<int32_t> want(8);
+    for (int64_t row = 0; row < 2; ++row) {
+      order.fill((step - 1) * 4 + m * 2 + row, want.data());
+      const std::vector<int32_t> got(token + row * 7, token + row * 7 + 7);
+      ASSERT_EQ(got, std::vector<int32_t>(want.begin(), want.begin() + 7)) << step << " " << m << " " << row;
+    }
+  };
   for (int64_t step = 1; step <= 9; ++step) {
     Loader resumed(sets, run, true);
     through.begin_step(step);
@@ -62,10 +69,7 @@ TEST(Loader, AResumedStepIsTheSameStep) {
     for (const int64_t m : {1, 0, 1}) {  // in any order
       for (Loader* loader : {&through, &resumed}) {
         loader->fill(engine.batch(), m);
-        for (int64_t row = 0; row < 2; ++row) {
-          order.fill((step - 1) * 4 + m * 2 + row, want.data());
-          for (int64_t i = 0; i < 7; ++i) ASSERT_EQ(token[row * 7 + i], want[i]) << step << " " << m << " " << row;
-        }
+        expect_batch(step, m);
       }
     }
   }

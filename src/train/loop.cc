@@ -86,7 +86,10 @@ int TrainingRun::run() {
   if (const std::string links = engine_.links_text(); !links.empty()) log_.info("{}", links);
   memory_.predict(store_, run_.checkpoint.async_save);
   start();
-  if (is_finished()) return log_finished(), 0;
+  if (is_finished()) {
+    log_finished();
+    return 0;
+  }
   control_.on_root([&] {
     run_log_.open(first_step_);
     log_start_event();

@@ -24,7 +24,7 @@ std::string duration_text(double seconds) {
 }  // namespace
 
 void RunLog::open(int64_t first_step) {
-  write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, false));
+  write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, /*with_provenance=*/false));
   const std::string path = run_.dir + "/metrics.jsonl";
   if (const int64_t damaged = truncate_jsonl_after(path, first_step - 1); damaged > 0) {
     log_.warn("{}: dropped {}", path, counted(damaged, "damaged line"));

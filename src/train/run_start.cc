@@ -178,16 +178,14 @@ void RunStart::log_conversions(const RunSpec& saved, int64_t step) const {
   for (const RecipeKey& key : recipe_table()) {
     const bool is_stored = key.name == "optimizer.state" || key.name == "optimizer.master",
                is_rounding = key.name.starts_with("precision.") && key.name != "precision.weights";
-    if (!is_stored && !is_rounding) continue;
     const nlohmann::json was = key.write(saved), is = key.write(run_);
-    if (was == is) continue;
-    if (is_stored)
-      log_.info(
-          "{} was {} and is {}: what the checkpoint holds is converted, and rounded where the new format is "
-          "narrower",
-          key.name, was.dump(), is.dump());
-    else
-      rounding.push_back(fmt::format("{} was {} and is {}", key.name, was.dump(), is.dump()));
+    if ((!is_stored && !is_rounding) || was == is) continue;
+    const std::string change = fmt::format("{} was {} and is {}", key.name, was.dump(), is.dump());
+    if (is_rounding) {
+      rounding.push_back(change);
+    } else {
+      log_.info("{}: what the checkpoint holds is converted, and rounded where the new format is narrower", change);
+    }
   }
   if (!rounding.empty())
     log_.warn("{}: operands are rounded in another way from step {} on", fmt::join(rounding, ", "), step + 1);

@@ -74,7 +74,7 @@ std::vector<NamedTensor> training_state(Engine& engine) {
 nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const std::string& data) {
   return {{"step", step},
           {"model", hf_from_model_spec(run.model)},
-          {"recipe", to_toml(run, false)},
+          {"recipe", to_toml(run, /*with_provenance=*/false)},
           {"identity", train_identity(run)},
           {"data", data}};
 }

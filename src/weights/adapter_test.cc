@@ -35,6 +35,13 @@ class TrainedGateUp : public testing::Test {
                                    {"peft_version", "0.21.0"}, {"target_modules", nlohmann::json::array()}};
     write_file_atomic(dir_.path(kPeftConfig), config.dump());
   }
+  // Returns element (row, column) of B A of an expert, exact in f32. PEFT views A as [experts, rank, in] and B as
+  // [out, rank, experts].
+  float delta(int64_t e, int64_t row, int64_t column) const {
+    float sum = 0;
+    for (int64_t j = 0; j < kWide; ++j) sum += b_[row * kWide * E_ + j * E_ + e] * a_[(e * kWide + j) * H_ + column];
+    return sum;
+  }
   std::unique_ptr<WeightsReader> merged() { return open_merged(find_weights(kModel), dir_.path(), catalog_); }
 
   TestDir dir_;
@@ -57,7 +64,6 @@ std::vector<float> values(const WeightsReader& reader, const std::string& name) 
   return {};
 }
 
-// PEFT views A as [experts, rank, in] and B as [out, rank, experts].
 TEST_F(TrainedGateUp, IsMerged) {
   const auto base = open_weights(find_weights(kModel), catalog_), with = merged();
   for (const char* projection : {"gate", "up"}) {
@@ -67,10 +73,7 @@ TEST_F(TrainedGateUp, IsMerged) {
       for (int64_t o = 0; o < I_; ++o) {
         const int64_t row = projection == std::string("up") ? I_ + o : o;
         for (int64_t i = 0; i < H_; ++i) {
-          float sum = 0;
-          for (int64_t j = 0; j < kWide; ++j)
-            sum += b_[row * kWide * E_ + j * E_ + e] * a_[(e * kWide + j) * H_ + i];  // exact in f32
-          ASSERT_EQ(after[o * H_ + i], before[o * H_ + i] + 2 * sum) << name << " " << o << " " << i;
+          ASSERT_EQ(after[o * H_ + i], before[o * H_ + i] + 2 * delta(e, row, i)) << name << " " << o << " " << i;
         }
       }
     }

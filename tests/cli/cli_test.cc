@@ -124,9 +124,11 @@ TEST(Cli, HelpGoesToStandardOutput) {
 TEST(Cli, HelpEndsWithAnExample) {
   TestDir dir;
   for (const char* command : {"train", "config", "plan", "eval", "generate", "chat", "forward", "tokenize", "import",
-                              "export", "upcycle", "report", "watch", "bench", "checkpoint"})
+                              "export", "upcycle", "report", "watch", "bench", "checkpoint", "doctor"})
     EXPECT_THAT(run_moebius(dir, {command, "--help"}).out, testing::ContainsRegex("\nExample:\n  .*moebius "))
         << command;
+  for (const char* of_data : {"build", "info", "show"})
+    EXPECT_THAT(run_moebius(dir, {"data", of_data, "--help"}).out, testing::HasSubstr("\nExample:\n  moebius data "));
 }
 
 // -- forward ---------------------------------------------------------------------------------------------

@@ -117,6 +117,33 @@ TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
   });
 }
 
+// Sums the rows of parts [ranks, n] level by level on the CPU, as messages between ranks would, into out [n]. Sums of bf16
+// are f32 in between.
+void sum_over_levels(const CollectiveLevels& levels, Stream& host, const Tensor& out, const Tensor& parts) {
+  const int64_t n = out.numel();
+  std::vector<float> wide(static_cast<size_t>(parts.numel()));
+  Tensor sums = parts;
+  for (int l = 0, left = static_cast<int>(parts.dim(0)); l < levels.count(); ++l) {
+    const bool last = l + 1 == levels.count();
+    const int radix = levels.radix(l);
+    left /= radix;
+    const Tensor from = sums.view({left, radix, n});
+    Tensor to = last ? out : from;
+    if (!last && parts.dtype == DType::bf16) to = tensor_of(wide.data(), {left * n});
+    for (int i = 0; i < left; ++i) {
+      std::vector<const void*> at;
+      for (int d = 0; d < radix; ++d)
+        at.push_back(static_cast<std::byte*>(from.data) + (i * radix + d) * n * size_of(from.dtype));
+      Tensor one = to;
+      one.shape = {n};
+      one.data = static_cast<std::byte*>(to.data) + i * n * size_of(to.dtype);
+      sum_in_rank_order(host, one, at, from.dtype);
+    }
+    sums = to;
+    sums.shape = {left, n};
+  }
+}
+
 // The sum over the levels of a large group, whose parts are all on one GPU, is that of messages.
 TEST(OnGpu, SumsOfManyRanksGoOverTheLevels) {
   const std::string why = Accelerator::why_missing();
@@ -136,28 +163,7 @@ TEST(OnGpu, SumsOfManyRanksGoOverTheLevels) {
                             .stride_bytes = stride,
                             .own_rank = size - 1},
                            levels);
-        // Level by level on the CPU, bf16 as f32 in between.
-        std::vector<float> wide(static_cast<size_t>(size * n));
-        Tensor sums = parts.host;
-        for (int l = 0, left = size; l < levels.count(); ++l) {
-          const bool last = l + 1 == levels.count();
-          const int radix = levels.radix(l);
-          left /= radix;
-          const Tensor from = sums.view({left, radix, n});
-          Tensor to = last ? out.host : from;
-          if (!last && dtype == DType::bf16) to = tensor_of(wide.data(), {left * n});
-          for (int i = 0; i < left; ++i) {
-            std::vector<const void*> at;
-            for (int d = 0; d < radix; ++d)
-              at.push_back(static_cast<std::byte*>(from.data) + (i * radix + d) * n * size_of(from.dtype));
-            Tensor one = to;
-            one.shape = {n};
-            one.data = static_cast<std::byte*>(to.data) + i * n * size_of(to.dtype);
-            sum_in_rank_order(host, one, at, from.dtype);
-          }
-          sums = to;
-          sums.shape = {left, n};
-        }
+        sum_over_levels(levels, host, out.host, parts.host);
         out.expect_same("sum_of_ranks");
       }
     }

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+
 #include "config/hf/testing.h"
 #include "config/testing.h"
 
@@ -16,8 +18,22 @@ struct Refused {
   const char* text;
 };
 
-TEST(HfRead, RefusesWhatIsNotComputed) {
-  const Refused cases[] = {
+// Adds each case to a whole config.json of a model of type "moebius", and expects the error.
+void expect_refused(std::initializer_list<Refused> cases) {
+  for (const Refused& refused : cases) {
+    const json config = with(moebius_config(), refused.more);
+    EXPECT_THAT(error_text(ErrorKind::input, [&] { from(config); }), HasSubstr(refused.text));
+  }
+}
+
+TEST(HfRead, RefusesWhatIsNoObject) {
+  EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::array()); }),
+              HasSubstr("DIR/config.json: expected a JSON object; got []"));
+  EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::object()); }), HasSubstr("got null"));
+}
+
+TEST(HfRead, RefusesModelsThatAreNotComputed) {
+  expect_refused({
       {{{"model_type", "gpt2"}},
        "DIR/config.json: model_type must be one of \"deepseek_v2\", \"deepseek_v3\", "
        "\"gpt_oss\", \"llama\", \"mistral\", \"mixtral\", \"moebius\", \"olmoe\", "
@@ -27,22 +43,50 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"clip_qkv", 0.0}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got 0.0"},
       {{{"clip_qkv", "x"}}, "clip_qkv must be a finite number above 0, from 1e-37 to 1e+37; got \"x\""},
       {{{"qk_norm", "half"}}, "qk_norm must be true (of each head), false or \"whole\" (of all heads together)"},
+      {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
+      {{{"is_causal", false}}, "is_causal must be true; got false"},
+      {{{"is_causal", nullptr}}, "is_causal must be true; got null; give it, or remove the key"},
+      {{{"kv_lora_rank", 4}, {"qk_rope_head_dim", 2}, {"num_key_value_heads", 1}},
+       "num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1"},
+  });
+}
+
+TEST(HfRead, RefusesNumbersThatAreNotWholeOrOutOfRange) {
+  expect_refused({
+      {{{"num_experts_per_tok", nullptr}},
+       "num_experts_per_tok must be a whole number from 0 to 1000000000; got null; give it, or remove the key"},
+      {{{"n_shared_experts", nullptr}}, "n_shared_experts must be a whole number from 0 to 1000000000; got null"},
+      {{{"n_group", 2}, {"topk_group", nullptr}}, "topk_group must be a whole number from 1 to 1000000000; got null"},
+      {{{"hidden_size", "big"}}, "hidden_size must be a whole number from 1 to 1000000000; got \"big\""},
+      {{{"hidden_size", 12.5}}, "hidden_size must be a whole number from 1 to 1000000000; got 12.5"},
+      {{{"vocab_size", nullptr}}, "vocab_size must be a whole number from 1 to 1000000000; got null; give it"},
+      {{{"max_position_embeddings", nullptr}}, "max_position_embeddings must be a whole number from 1 to 1000000000"},
+      {{{"num_hidden_layers", 1 << 20}}, "num_hidden_layers must be a whole number from 1 to 65536"},
+  });
+}
+
+TEST(HfRead, RefusesLayersThatAreNotComputed) {
+  expect_refused({
       {{{"sliding_window", 5}, {"layer_types", {"full_attention", "sliding_attention"}}},
        "layer_types must have one entry for each of the 4 layers; got 2"},
       {{{"sliding_window", 5}, {"layer_types", {"x", "x", "x", "x"}}},
        "layer_types must be \"full_attention\" or \"sliding_attention\"; got \"x\" for layer 0"},
       {{{"layer_types", 7}}, "layer_types must be a list of strings; got 7"},
       {{{"sliding_window", 0}, {"layer_types", {"x", "x", "x", "x"}}}, "got \"x\" for layer 0"},  // off, and odd
-      {{{"num_experts_per_tok", nullptr}},
-       "num_experts_per_tok must be a whole number from 0 to 1000000000; got null; give it, or remove the key"},
-      {{{"n_shared_experts", nullptr}}, "n_shared_experts must be a whole number from 0 to 1000000000; got null"},
-      {{{"n_group", 2}, {"topk_group", nullptr}}, "topk_group must be a whole number from 1 to 1000000000; got null"},
       {{{"sliding_window", 0}, {"layer_types", {"full_attention", "sliding_attention", "x", "x"}}},
        "got \"x\" for layer 2"},
       {{{"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}},
        "layer_types gives layer 1 a sliding window, "
        "but the model has none: sliding_window is not set; make them agree"},
-      {{{"attention_dropout", 0.1}}, "attention_dropout must be 0: attention drops nothing here; got 0.1"},
+      {{{"per_layer_config", {{"0", {{"rms_norm_eps", 0.5}}}}}}, "per_layer_config must be {}; got {\"0\""},
+      {{{"moe_layer_freq", {0, 1}}}, "moe_layer_freq must have one entry for each of the 4 layers; got 2"},
+      {{{"moe_layer_freq", {0, 2}}}, "moe_layer_freq must be a whole number of at least 1 or a list of 0 and 1"},
+      {{{"mlp_only_layers", {0, -1}}}, "mlp_only_layers must be a list of layer numbers; got [0,-1]"},
+  });
+}
+
+TEST(HfRead, RefusesRopeThatIsNotComputed) {
+  expect_refused({
       {{{"rope_scaling", {{"type", "longrope"}, {"factor", 4.0}}}},
        "rope_scaling of type \"longrope\" is not computed; expected \"default\", \"linear\", \"llama3\" or \"yarn\""},
       {{{"rope_parameters", {{"rope_type", "dynamic"}}}}, "rope_parameters of type \"dynamic\" is not computed"},
@@ -78,12 +122,7 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "original_max_position_embeddings must be a whole number from 1 to 1000000000; got 16.5"},
       {{{"rope_scaling", {{"type", "linear"}, {"factor", 2}, {"mscale_all_dim", 1.0}}}},
        "rope_scaling.mscale_all_dim must be 0 for RoPE of type \"linear\", which scales no attention here; got 1.0"},
-      {{{"is_causal", false}}, "is_causal must be true; got false"},
-      {{{"is_causal", nullptr}}, "is_causal must be true; got null; give it, or remove the key"},
       {{{"partial_rotary_factor", 0.5}}, "partial_rotary_factor must be 1; got 0.5"},
-      {{{"per_layer_config", {{"0", {{"rms_norm_eps", 0.5}}}}}}, "per_layer_config must be {}; got {\"0\""},
-      {{{"kv_lora_rank", 4}, {"qk_rope_head_dim", 2}, {"num_key_value_heads", 1}},
-       "num_key_value_heads must be num_attention_heads = 2 with latent attention; got 1"},
       {{{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor must be 1"},
       {{{"rope_parameters", {{"full_attention", json::object()}}}},
        "rope_parameters.full_attention gives RoPE per kind of layer"},
@@ -91,11 +130,11 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
        "rope_parameters.rope_theta must be a finite number above 0; got \"x\""},
       {{{"rope_theta", 2.0}, {"rope_parameters", {{"rope_theta", 3.0}}}},
        "rope_theta 2 and rope_parameters.rope_theta 3 contradict"},
-      {{{"hidden_size", "big"}}, "hidden_size must be a whole number from 1 to 1000000000; got \"big\""},
-      {{{"hidden_size", 12.5}}, "hidden_size must be a whole number from 1 to 1000000000; got 12.5"},
-      {{{"vocab_size", nullptr}}, "vocab_size must be a whole number from 1 to 1000000000; got null; give it"},
-      {{{"max_position_embeddings", nullptr}}, "max_position_embeddings must be a whole number from 1 to 1000000000"},
-      {{{"num_hidden_layers", 1 << 20}}, "num_hidden_layers must be a whole number from 1 to 65536"},
+  });
+}
+
+TEST(HfRead, RefusesRoutersThatAreNotComputed) {
+  expect_refused({
       {{{"num_experts", 4}, {"n_routed_experts", 8}}, "num_experts = 4 and n_routed_experts = 8 contradict each other"},
       {{{"n_shared_experts", 1}, {"shared_expert_intermediate_size", 8}},
        "n_shared_experts and shared_expert_intermediate_size both"},
@@ -104,21 +143,11 @@ TEST(HfRead, RefusesWhatIsNotComputed) {
       {{{"topk_method", "random"}},
        "topk_method must be \"greedy\" or \"group_limited_greedy\" or \"noaux_tc\"; got \"random\""},
       {{{"scoring_func", "tanh"}}, "scoring_func must be \"softmax\" or \"sigmoid\"; got \"tanh\""},
-      {{{"moe_layer_freq", {0, 1}}}, "moe_layer_freq must have one entry for each of the 4 layers; got 2"},
-      {{{"moe_layer_freq", {0, 2}}}, "moe_layer_freq must be a whole number of at least 1 or a list of 0 and 1"},
-      {{{"mlp_only_layers", {0, -1}}}, "mlp_only_layers must be a list of layer numbers; got [0,-1]"},
-  };
-  for (const Refused& refused : cases) {
-    const json config = with(moebius_config(), refused.more);
-    EXPECT_THAT(error_text(ErrorKind::input, [&] { from(config); }), HasSubstr(refused.text));
-  }
-  EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::array()); }),
-              HasSubstr("DIR/config.json: expected a JSON object; got []"));
-  EXPECT_THAT(error_text(ErrorKind::input, [] { from(json::object()); }), HasSubstr("got null"));
+  });
 }
 
 TEST(HfRead, RefusesAFactorOfYarnBelow1) {
-  const Refused cases[] = {
+  expect_refused({
       {{{"rope_scaling", {{"type", "yarn"}, {"factor", 0.5}}}},
        "rope_scaling.factor must be at least 1 for RoPE of type \"yarn\", which stretches the positions to factor * "
        "original_max_position_embeddings; got 0.5"},
@@ -126,11 +155,7 @@ TEST(HfRead, RefusesAFactorOfYarnBelow1) {
         {"rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 64}}}},
        "rope_scaling has no factor, and RoPE of type \"yarn\" takes max_position_embeddings / "
        "original_max_position_embeddings = 16 / 64 = 0.25, which must be at least 1; correct them, or give the factor"},
-  };
-  for (const Refused& refused : cases) {
-    const json config = with(moebius_config(), refused.more);
-    EXPECT_THAT(error_text(ErrorKind::input, [&] { from(config); }), HasSubstr(refused.text));
-  }
+  });
 }
 
 TEST(HfRead, RefusesWhatIsNotComputedOfOneFamily) {

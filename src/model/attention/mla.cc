@@ -147,34 +147,34 @@ void Mla::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& save
   if (q_a_) saved.dq_latent_tR.declare(plan, prefix + ".dq_latent", {t, q_rank_}, dtype_);
 }
 
-Tensor Mla::down_rows(const Tensor& kv_a, bool rope) const {
-  const int64_t first = first_down_row(rope);
-  return kv_a.rows(first, first + (rope ? rope_ : kv_rank_));
+Tensor Mla::down_rows(const Tensor& kv_a, DownPart part) const {
+  const int64_t first = first_down_row(part);
+  return kv_a.rows(first, first + (part == DownPart::k_rope ? rope_ : kv_rank_));
 }
 
-void Mla::down(Step& step, Tensor y, Tensor x_tD, bool rope) const {
+void Mla::down(Step& step, Tensor y, Tensor x_tD, DownPart part) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
-  const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, rope));
+  const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, part));
   gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true, .few_rows = is_inference_});
-  kv_a_adapter_.forward(step, {.y = y, .x = x_tD, .first = first_down_row(rope)});
+  kv_a_adapter_.forward(step, {.y = y, .x = x_tD, .first = first_down_row(part)});
 }
 
-void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const {
+void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, DownPart part) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
-  const Operand d = kv_a_precision_.dy(c, dy), w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, rope));
-  gemm(step.stream, {.c_MN = dx_tD, .a = d, .b = w, .accumulate = rope});
-  kv_a_adapter_.backward_input(step, {.dx = dx_tD, .dy = dy, .first = first_down_row(rope)});
+  const Operand d = kv_a_precision_.dy(c, dy), w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, part));
+  gemm(step.stream, {.c_MN = dx_tD, .a = d, .b = w, .accumulate = part == DownPart::k_rope});
+  kv_a_adapter_.backward_input(step, {.dx = dx_tD, .dy = dy, .first = first_down_row(part)});
 }
 
-void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const {
-  kv_a_adapter_.backward_weight(step, {.dy = dy, .x = x_tD, .first = first_down_row(rope)});
+void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, DownPart part) const {
+  kv_a_adapter_.backward_weight(step, {.dy = dy, .x = x_tD, .first = first_down_row(part)});
   if (!kv_a_.has_grad) return;
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
   const Operand d = kv_a_precision_.dy_for_dw(c, dy), x = kv_a_precision_.x_for_dw(c, x_tD);
-  gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, rope),
+  gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, part),
                      .a = d,
                      .b = x,
                      .trans_a = true,
@@ -201,12 +201,19 @@ void Mla::normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnor
                              .w_D = norm.w});
 }
 
-void Mla::rotate(Step& step, Tensor x_THw, bool transposed) const {
-  rotate_heads(step.stream, {.x_THw = x_THw,
-                             .pos_T = step.batch.pos_T.rows(0, x_THw.dim(0)),
-                             .cos_sin_Pr = rope_table_Pr_,
-                             .interleaved = interleaved_,
-                             .transposed = transposed});
+RotateHeads Mla::rotation(Step& step, Tensor x_THw) const {
+  return {.x_THw = x_THw,
+          .pos_T = step.batch.pos_T.rows(0, x_THw.dim(0)),
+          .cos_sin_Pr = rope_table_Pr_,
+          .interleaved = interleaved_};
+}
+
+void Mla::rotate(Step& step, Tensor x_THw) const { rotate_heads(step.stream, rotation(step, x_THw)); }
+
+void Mla::rotate_gradient(Step& step, Tensor dx_THw) const {
+  RotateHeads op = rotation(step, dx_THw);
+  op.transposed = true;
+  rotate_heads(step.stream, op);
 }
 
 void Mla::make_q_latent(Step& step, Tensor x_tD, const Latent& latent) const {
@@ -218,18 +225,18 @@ void Mla::make_q_latent(Step& step, Tensor x_tD, const Latent& latent) const {
 void Mla::make_q(Step& step, Tensor q_THd, Tensor x_tD, const Latent& latent) const {
   if (q_a_) normalise(step, *q_a_norm_, latent);
   q_b_.forward(step, as_rows(q_THd), q_a_ ? latent.normed_tR : x_tD);
-  rotate(step, q_THd, false);
+  rotate(step, q_THd);
 }
 
 void Mla::make_latent_kv(Step& step, Tensor k_rope_Tr, Tensor x_tD, const Latent& latent) const {
-  down(step, latent.c_tR, x_tD, false);
+  down(step, latent.c_tR, x_tD, DownPart::latent);
   if (kv_a_bias_) kv_a_bias_->forward(step, latent.c_tR);
   StackScope scope(step.stack);
   const Tensor k_rope_tr = tp_ == 1 ? k_rope_Tr : step.alloc({x_tD.dim(0), rope_}, dtype_);
-  down(step, k_rope_tr, x_tD, true);
+  down(step, k_rope_tr, x_tD, DownPart::k_rope);
   if (kv_a_bias_) kv_a_bias_->forward(step, k_rope_tr, kv_rank_);
   if (tp_ > 1) rows_.group().all_gather(step.stream, k_rope_Tr, k_rope_tr);
-  rotate(step, k_rope_Tr.view({k_rope_Tr.dim(0), 1, rope_}), false);
+  rotate(step, k_rope_Tr.view({k_rope_Tr.dim(0), 1, rope_}));
 }
 
 Qkv Mla::alloc_qkv(Step& step, Tensor q_THd) const {
@@ -343,8 +350,8 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
 }
 
 void Mla::rotate_bwd(Step& step, Saved& saved, Tensor dk_rope_Tr) const {
-  rotate(step, saved.dq_THd, true);
-  rotate(step, dk_rope_Tr.view({dk_rope_Tr.dim(0), 1, rope_}), true);
+  rotate_gradient(step, saved.dq_THd);
+  rotate_gradient(step, dk_rope_Tr.view({dk_rope_Tr.dim(0), 1, rope_}));
   if (tp_ > 1) rows_.sum(step, saved.dk_rope_tr, dk_rope_Tr);
 }
 
@@ -389,8 +396,8 @@ Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
   const Tensor dx_tD = with_dx ? step.alloc(dy_tD.shape, dtype_) : Tensor{};
   if (with_dx) {
-    down_bwd_input(step, dx_tD, saved.dkv_latent_tR, false);
-    down_bwd_input(step, dx_tD, saved.dk_rope_tr, true);
+    down_bwd_input(step, dx_tD, saved.dkv_latent_tR, DownPart::latent);
+    down_bwd_input(step, dx_tD, saved.dk_rope_tr, DownPart::k_rope);
   }
   if (!q_a_) {
     if (with_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
@@ -408,8 +415,8 @@ void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
   o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
   if (!kv_->is_expanded_late()) kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
-  down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, false);
-  down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, true);
+  down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, DownPart::latent);
+  down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, DownPart::k_rope);
   q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
   if (q_a_) q_a_->backward_weight(step, saved.dq_latent_tR, saved.x_tD);
   if (!o_bias_) return;

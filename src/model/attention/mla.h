@@ -25,6 +25,8 @@
 
 namespace moebius {
 
+struct RotateHeads;
+
 class Mla {
  public:
   // A latent: before its norm, the norm's factor 1 / rms, and after the norm.
@@ -62,15 +64,20 @@ class Mla {
   static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
-  Tensor down_rows(const Tensor& kv_a, bool rope) const;  // rows of W_kva or its gradient: the latent's or k_rope's
-  int64_t first_down_row(bool rope) const { return rope ? kv_rank_ : 0; }
-  // The products with the rows of W_kva that give the latent, or k_rope.
-  void down(Step& step, Tensor y, Tensor x_tD, bool rope) const;              // y = x W^T
-  void down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, bool rope) const;  // writes dx, with rope adds to it
-  void down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, bool rope) const;  // dW += dy^T x
+  // The two outputs of W_kva, each computed by a product with its own rows of the matrix.
+  enum class DownPart { latent, k_rope };
+  // Returns the rows of a part, of W_kva or of its gradient.
+  Tensor down_rows(const Tensor& kv_a, DownPart part) const;
+  int64_t first_down_row(DownPart part) const { return part == DownPart::latent ? 0 : kv_rank_; }
+  void down(Step& step, Tensor y, Tensor x_tD, DownPart part) const;  // y = x W^T
+  // dx = dy W of the latent; dx += dy W of k_rope, which follows.
+  void down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, DownPart part) const;
+  void down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, DownPart part) const;  // dW += dy^T x
   void normalise(Step& step, const Param& norm, const Latent& latent) const;
   void normalise_bwd(Step& step, const Param& norm, Tensor dc_tR, Tensor dnormed_tR, const Latent& latent) const;
-  void rotate(Step& step, Tensor x_THw, bool transposed) const;
+  RotateHeads rotation(Step& step, Tensor x_THw) const;
+  void rotate(Step& step, Tensor x_THw) const;            // in place
+  void rotate_gradient(Step& step, Tensor dx_THw) const;  // in place, by the transpose
   static bool recomputes_projections(const Saved& saved) {
     return saved.kv.c_tR.is_recomputed() || saved.q_THd.is_recomputed();
   }

@@ -279,23 +279,25 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
 
 void DispatchedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,
                                        RoutedExperts::Saved& base) const {
-  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/false, nullptr);
+  run_backward(step, {dx_TD, dweight_TK, dy_TD}, own(base), /*with_weights=*/false, nullptr);
 }
 
 void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& base,
                                  const ConcurrentWork& concurrent) const {
-  run_backward(step, dx_TD, dweight_TK, dy_TD, own(base), /*with_weights=*/overlaps_, concurrent);
+  run_backward(step, {dx_TD, dweight_TK, dy_TD}, own(base), /*with_weights=*/overlaps_, concurrent);
   if (!overlaps_) backward_weight(step, base);
 }
 
-// With overlap, the exchange of x overlaps with the product that needs only dy, and that of dx with the gradients of
-// weights. If h or the rows beyond a budget are recomputed, x must arrive first. With batch_split the exchange of dy
-// overlaps with the same product of the own rows, and an x that comes first with that of h.
-void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
-                                     bool with_weights, const ConcurrentWork& concurrent) const {
+// Three exchanges overlap with the work that follows them (x before dy if h or rows beyond a budget are recomputed):
+//   x    the product that needs only dy; if x comes first, with batch_split, h of the own rows
+//   dy   `concurrent`, and with batch_split the product of the own rows
+//   dx   the gradients of weights
+void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
+                                     const ConcurrentWork& concurrent) const {
+  const int64_t T = d.dy_TD.dim(0), R = saved.dh_R2F.dim(0);
   open_gradients(step, saved);
   SplitDispatcher::Parts parts;
-  if (split_) parts = split_->parts(step, dy_TD.dim(0), *saved.handle);
+  if (split_) parts = split_->parts(step, T, *saved.handle);
   const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
   Dispatched tokens;
@@ -304,24 +306,23 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
     SideWork coming(step, split_ != nullptr, dispatch_again);
     hold_tokens(step, tokens, saved, coming, split);
   }
-  Dispatched own{.source = dy_TD, .rows = parts.own_rows, .weight_R = {}}, grads;
-  Tensor dweight_R;
+  Dispatched grads;
+  Tensor own_weight_R, dweight_R;
   if (split_) {
-    own.weight_R = split_->row_weights(step, dy_TD.dim(0), *saved.handle);
-    dweight_R = step.alloc({saved.dh_R2F.dim(0)}, DType::f32);
+    own_weight_R = split_->row_weights(step, T, *saved.handle);
+    dweight_R = step.alloc({R}, DType::f32);
   }
-  SideWork arriving(step, overlaps_ && (concurrent || split_), [&] { grads = receive_grads(step, dy_TD, saved); });
+  SideWork arriving(step, overlaps_ && (concurrent || split_), [&] { grads = receive_grads(step, d.dy_TD, saved); });
   if (concurrent) concurrent();
   if (split_) {
-    saved.h_bwd_R2F = saved.h_R2F.for_backward(step, saved.dh_R2F.dim(0), saved.grad_rows.offsets_e1);
-    backward_down(step, dweight_R, own, saved, parts.own);
+    saved.h_bwd_R2F = saved.h_R2F.for_backward(step, R, saved.grad_rows.offsets_e1);
+    backward_down(step, dweight_R, {d.dy_TD, parts.own_rows, own_weight_R}, saved, parts.own);
   }
   arriving.join();
   SideWork coming(step, x_later, [&] {
     if (x_later) dispatch_again();
   });
   StackScope scope(step.stack);
-  const int64_t R = saved.dh_R2F.dim(0);
   if (!split_) dweight_R = step.alloc({R}, DType::f32);
   const Tensor dx_RD = outputs(step, R);
   const bool reads_packed = emits_quantised_ && saved.h_R2F.in_8_bits();
@@ -336,7 +337,7 @@ void DispatchedExperts::run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK
   coming.join();
   if (x_later) hold_tokens(step, tokens, saved, coming, split);
   SideWork going(step, overlaps_,
-                 [&] { dispatcher_->dispatch_bwd(step, dx_TD, dweight_TK, dx_RD, dweight_R, *saved.handle); });
+                 [&] { dispatcher_->dispatch_bwd(step, d.dx_TD, d.dweight_TK, dx_RD, dweight_R, *saved.handle); });
   if (with_weights) {
     down_gradient(step, saved);
     going.use_whole_gpu();

@@ -75,7 +75,13 @@ class DispatchedExperts final : public RoutedExperts {
   Tensor outputs(Step& step, int64_t R) const;
   void unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
                  const SplitDispatcher::Parts* parts) const;
-  void run_backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved, bool with_weights,
+  struct BackwardTensors {
+    Tensor dx_TD, dweight_TK;  // out
+    Tensor dy_TD;              // in
+  };
+  // The common code of backward() and backward_input(). with_weights: also computes the gradients of weights, which
+  // overlap with the exchange of dx.
+  void run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
   // The dispatcher's calls; rows may be sent in 8 bits.
   Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;

@@ -66,7 +66,7 @@ int64_t check_operands(const char* who, const Operands& o, DType dtype) {
     check_tensor(who, o.x_name, o.x.data, dtype, o.x.data.shape);
     return check_weights(who, o.w_name, o.w.data, dtype, o.n, o.m);
   }
-  check_quantised(who, o.x_name, o.x, o.x.data.shape, false);
+  check_quantised(who, o.x_name, o.x, o.x.data.shape, /*transposed=*/false);
   check_quantised(who, o.w_name, o.w, {o.w.data.dim(0), o.n, o.m}, o.w_transposed);
   return o.w.data.dim(0);
 }
@@ -127,8 +127,8 @@ void check_term(const char* who, const Op& a, const Stream& s, const Tensor& pro
   check_tensor(who, "w of the low-rank term", a.added.w, product_RN.dtype,
                w_transposed ? Shape{e, L, N} : Shape{e, N, L});
   MOEBIUS_CHECK(usage, s.device() == DeviceKind::null || adds_term(s, a),
-                "{}: the kernel for {} does not add a low-rank term; compute it apart (ops/low_rank/low_rank.h)", who,
-                to_string(product_RN));
+                "{}: the kernel for {} does not add a low-rank term; compute it separately (ops/low_rank/low_rank.h)",
+                who, to_string(product_RN));
 }
 
 // A product of all rows: its operations, and its bytes by the tensors that they are of.
@@ -168,8 +168,8 @@ void check(const ExpertUp& a, const Stream& s) {
   check_tensor(who, "a", a.a_RF, dtype, {R, F});
   check_tensor(who, "h", a.h_R2F, dtype, {R, 2 * F});
   if (!a.b1_e2F.empty()) check_tensor(who, "b1", a.b1_e2F, dtype, {e, 2 * F});
-  check_term(who, a, s, a.h_R2F, e, false);
-  check_rows(who, a.rows, e, R, true);
+  check_term(who, a, s, a.h_R2F, e, /*w_transposed=*/false);
+  check_rows(who, a.rows, e, R, /*may_gather=*/true);
   check_part(who, a.part, e, a.x_TD, a.few_rows);
   check_for_gpu(a, a.x_TD, s);
   check_scratch(who, a.scratch, ExpertUp::scratch_bytes(a, s));
@@ -183,8 +183,8 @@ void check(const ExpertDown& a, const Stream& s) {
   const int64_t e = check_operands(who, {"a", a.a_RF, "w2", a.w2_eDF, D, a.a_RF.data.dim(1), false}, dtype);
   check_tensor(who, "y", a.y_RD, dtype, {R, D});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
-  check_term(who, a, s, a.y_RD, e, false);
-  check_rows(who, a.rows, e, R, false);
+  check_term(who, a, s, a.y_RD, e, /*w_transposed=*/false);
+  check_rows(who, a.rows, e, R, /*may_gather=*/false);
   check_part(who, a.part, e, a.a_RF, a.few_rows);
   check_for_gpu(a, a.a_RF, s);
   check_scratch(who, a.scratch, ExpertDown::scratch_bytes(a, s));
@@ -202,8 +202,8 @@ void check(const DExpertDown& a, const Stream& s) {
   check_tensor(who, "weight", a.weight_R, DType::f32, {R});
   check_tensor(who, "dweight", a.dweight_R, DType::f32, {R});
   check_bias(who, "b2", a.b2_eC, dtype, e, a.b2_first, D);
-  check_term(who, a, s, a.sa_RF, e, true);
-  check_rows(who, a.rows, e, R, true);
+  check_term(who, a, s, a.sa_RF, e, /*w_transposed=*/true);
+  check_rows(who, a.rows, e, R, /*may_gather=*/true);
   check_part(who, a.part, e, a.dout_TD);
   check_for_gpu(a, a.dout_TD, s);
   check_scratch(who, a.scratch, DExpertDown::scratch_bytes(a, s));
@@ -216,8 +216,8 @@ void check(const DExpertUp& a, const Stream& s) {
   const int64_t R = a.dh_R2F.data.dim(0), D = a.dx_RD.dim(1);
   const int64_t e = check_operands(who, {"dh", a.dh_R2F, "w1", a.w1_e2FD, a.dh_R2F.data.dim(1), D, true}, dtype);
   check_tensor(who, "dx", a.dx_RD, dtype, {R, D});
-  check_term(who, a, s, a.dx_RD, e, true);
-  check_rows(who, a.rows, e, R, false);
+  check_term(who, a, s, a.dx_RD, e, /*w_transposed=*/true);
+  check_rows(who, a.rows, e, R, /*may_gather=*/false);
   check_part(who, a.part, e, a.dh_R2F);
   check_for_gpu(a, a.dh_R2F, s);
   check_scratch(who, a.scratch, DExpertUp::scratch_bytes(a, s));
@@ -231,9 +231,9 @@ void check_quantised_wgrad(const ExpertWgrad& a) {
   MOEBIUS_CHECK(usage, a.left_RM.data.shape.rank() == 2 && padded % kGroupAlign == 0 && padded >= e * kGroupAlign,
                 "{}: quantised left must have padded_rows(R, {}) columns, a multiple of {}; got {}", who, e,
                 kGroupAlign, to_string(a.left_RM));
-  check_quantised(who, "left", a.left_RM, {padded, a.dw_eMN.dim(1)}, true);
-  check_quantised(who, "right", a.right_RN, {padded, a.dw_eMN.dim(2)}, true);
-  check_rows(who, a.rows, e, 0, false);
+  check_quantised(who, "left", a.left_RM, {padded, a.dw_eMN.dim(1)}, /*transposed=*/true);
+  check_quantised(who, "right", a.right_RN, {padded, a.dw_eMN.dim(2)}, /*transposed=*/true);
+  check_rows(who, a.rows, e, 0, /*may_gather=*/false);
 }
 
 void check(const ExpertWgrad& a, const Stream& s) {
@@ -277,15 +277,7 @@ void check(const ExpertBiasGrad& a) {
 void expert_up(Stream& s, const ExpertUp& a) {
   check(a, s);
   OpScope scope(s, "expert_up", cost(a));
-  if (a.a_RF.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::expert_up(s, a);
-    case DeviceKind::cuda:
-      return cuda::expert_up(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  if (!a.a_RF.empty()) run_on_device(s, cpu::expert_up, cuda::expert_up, a);
 }
 
 Cost cost(const ExpertUp& a) {
@@ -298,15 +290,7 @@ Cost cost(const ExpertUp& a) {
 void expert_down(Stream& s, const ExpertDown& a) {
   check(a, s);
   OpScope scope(s, "expert_down", cost(a));
-  if (a.y_RD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::expert_down(s, a);
-    case DeviceKind::cuda:
-      return cuda::expert_down(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  if (!a.y_RD.empty()) run_on_device(s, cpu::expert_down, cuda::expert_down, a);
 }
 
 void expert_down_after_up(Stream& s, const ExpertDown& a) {
@@ -325,15 +309,7 @@ Cost cost(const ExpertDown& a) {
 void d_expert_down(Stream& s, const DExpertDown& a) {
   check(a, s);
   OpScope scope(s, "d_expert_down", cost(a));
-  if (a.sa_RF.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::d_expert_down(s, a);
-    case DeviceKind::cuda:
-      return cuda::d_expert_down(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  if (!a.sa_RF.empty()) run_on_device(s, cpu::d_expert_down, cuda::d_expert_down, a);
 }
 
 Cost cost(const DExpertDown& a) {
@@ -346,15 +322,7 @@ Cost cost(const DExpertDown& a) {
 void d_expert_up(Stream& s, const DExpertUp& a) {
   check(a, s);
   OpScope scope(s, "d_expert_up", cost(a));
-  if (a.dx_RD.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::d_expert_up(s, a);
-    case DeviceKind::cuda:
-      return cuda::d_expert_up(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  if (!a.dx_RD.empty()) run_on_device(s, cpu::d_expert_up, cuda::d_expert_up, a);
 }
 
 Cost cost(const DExpertUp& a) {
@@ -367,15 +335,7 @@ Cost cost(const DExpertUp& a) {
 void expert_wgrad(Stream& s, const ExpertWgrad& a) {
   check(a, s);
   OpScope scope(s, "expert_wgrad", cost(a));
-  if (a.dw_eMN.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::expert_wgrad(s, a);
-    case DeviceKind::cuda:
-      return cuda::expert_wgrad(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  if (!a.dw_eMN.empty()) run_on_device(s, cpu::expert_wgrad, cuda::expert_wgrad, a);
 }
 
 Cost cost(const ExpertWgrad& a) {
@@ -389,15 +349,7 @@ Cost cost(const ExpertWgrad& a) {
 void expert_bias_grad(Stream& s, const ExpertBiasGrad& a) {
   check(a);
   OpScope scope(s, "expert_bias_grad", cost(a));
-  if (a.db_eN.empty()) return;
-  switch (s.device()) {
-    case DeviceKind::cpu:
-      return cpu::expert_bias_grad(s, a);
-    case DeviceKind::cuda:
-      return cuda::expert_bias_grad(s, a);
-    case DeviceKind::null:
-      return;
-  }
+  if (!a.db_eN.empty()) run_on_device(s, cpu::expert_bias_grad, cuda::expert_bias_grad, a);
 }
 
 Cost cost(const ExpertBiasGrad& a) {

@@ -11,14 +11,22 @@ using testing::Array;
 using testing::run_expert_op;
 using Problem = testing::ExpertProblem;
 
-TEST(Experts, BadArgumentsAreNamed) {
-  ThreadPool pool(1);
-  Stream s(DeviceKind::cpu, pool);
-  Problem p({"errors", 3, 5, 4, {1, 2}});
-  Array h({3, 8}, DType::f32), a({3, 4}, DType::f32), y({3, 5}, DType::f32), i({3, 5}, DType::i32),
-      dweight({3}, DType::f32);
-  ExpertUp up{
-      .h_R2F = h.tensor(), .a_RF = a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()};
+// A small problem, and tensors of the shapes of results.
+class ExpertArguments : public ::testing::Test {
+ protected:
+  ExpertUp up_arguments() {
+    return {.h_R2F = h.tensor(), .a_RF = a.tensor(), .x_TD = p.x.tensor(), .w1_e2FD = p.w1.tensor(), .rows = p.rows()};
+  }
+
+  ThreadPool pool{1};
+  Stream s{DeviceKind::cpu, pool};
+  Problem p{{"errors", 3, 5, 4, {1, 2}}};
+  Array h{{3, 8}, DType::f32}, a{{3, 4}, DType::f32}, y{{3, 5}, DType::f32}, dweight{{3}, DType::f32};
+};
+
+TEST_F(ExpertArguments, OfUpAreNamed) {
+  Array i({3, 5}, DType::i32);
+  const ExpertUp up = up_arguments();
   const auto error = [&](Stream& on, const ExpertUp& args) {
     return testing::error_of([&] { run_expert_op<ExpertUp>(on, expert_up, args); });
   };
@@ -36,7 +44,13 @@ TEST(Experts, BadArgumentsAreNamed) {
   bad = up;
   bad.rows.token_R = p.token.tensor().rows(0, 2);
   EXPECT_EQ(error(s, bad), "expert_up: token must be i32[3]; got i32[2]");
+  bad = up;
+  bad.b1_e2F = a.tensor();
+  EXPECT_EQ(error(s, bad), "expert_up: b1 must be f32[2, 8]; got f32[3, 4]");
   EXPECT_THAT(testing::error_of([&] { expert_up(s, up); }), ::testing::StartsWith("expert_up: scratch must have "));
+}
+
+TEST_F(ExpertArguments, OfDownAndOfBackwardAreNamed) {
   EXPECT_EQ(testing::error_of([&] {
               run_expert_op<ExpertDown>(
                   s, expert_down, {.y_RD = h.tensor(), .a_RF = a.tensor(), .w2_eDF = p.w2.tensor(), .rows = p.rows()});
@@ -60,9 +74,6 @@ TEST(Experts, BadArgumentsAreNamed) {
                                           .rows = p.rows()});
             }),
             "d_expert_down: dh must be f32[3, 8]; got f32[3, 4]");
-  bad = up;
-  bad.b1_e2F = a.tensor();
-  EXPECT_EQ(error(s, bad), "expert_up: b1 must be f32[2, 8]; got f32[3, 4]");
   EXPECT_EQ(testing::error_of([&] {
               run_expert_op<ExpertDown>(s, expert_down,
                                         {.y_RD = y.tensor(),
@@ -73,6 +84,9 @@ TEST(Experts, BadArgumentsAreNamed) {
                                          .rows = p.rows()});
             }),
             "expert_down: b2 must have a row for each expert, of columns from 1 on of 5; got f32[3, 5]");
+}
+
+TEST_F(ExpertArguments, OfWeightGradientsAreNamed) {
   EXPECT_EQ(
       testing::error_of([&] { expert_bias_grad(s, {.db_eN = y.tensor(), .x_RM = a.tensor(), .rows = p.rows()}); }),
       "expert_bias_grad: db must have a row for each expert, of columns from 0 on of x f32[3, 4]; got f32[3, 5]");

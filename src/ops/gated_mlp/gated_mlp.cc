@@ -30,7 +30,7 @@ struct Inner {
 void check_operands(const Stream& s, const char* who, const Operands& o, const Inner& inner) {
   const DType dtype = inner.result.dtype;
   if (check_both_quantised(who, o.x_name, o.x, "w", o.w)) {
-    check_quantised(who, o.x_name, o.x, o.x.data.shape, false);
+    check_quantised(who, o.x_name, o.x, o.x.data.shape, /*transposed=*/false);
     check_quantised(who, "w", o.w, o.w_shape, o.w_transposed);
     if (s.target() != DeviceKind::cuda) return;
     check_block_scaled(who, {o.x_name, o.x, "w", o.w, inner.per_tensor});

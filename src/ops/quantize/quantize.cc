@@ -105,7 +105,7 @@ void quantize(Stream& s, const Quantize& a) {
   run_on_device(s, cpu::quantize, cuda::quantize, a);
 }
 
-// A comparison and a product for each element.
+// Counts a comparison and a product for each element.
 Cost cost(const Quantize& a) {
   const double count = static_cast<double>(a.q.data.numel());
   return {2 * count, count * static_cast<double>(size_of(a.x_RC.dtype)) + bytes_of(a.q)};

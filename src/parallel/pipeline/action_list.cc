@@ -8,8 +8,8 @@ namespace {
 
 class ListBuilder {
  public:
-  ListBuilder(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead)
-      : shape_(shape), ahead_(ahead) {
+  ListBuilder(const PipelineShape& shape, const std::vector<Turn>& order, int64_t early_inputs)
+      : shape_(shape), early_inputs_(early_inputs) {
     for (const Turn& turn : order) {
       if (shape.has_input(turn.pass, turn.stage)) lane(turn.pass).inputs.push_back(turn);
     }
@@ -46,21 +46,21 @@ class ListBuilder {
   }
 
   void open(Lane& lane) {
-    const int64_t end = std::min(std::ssize(lane.inputs), lane.num_used + ahead_);
+    const int64_t end = std::min(std::ssize(lane.inputs), lane.num_used + early_inputs_);
     while (lane.num_opened < end) add(Verb::receive, lane.inputs[lane.num_opened++]);
   }
   void wait(Lane& lane) { add(Verb::wait, lane.results[lane.num_waited++]); }
 
   static constexpr int64_t kMaxSendsInFlight = 2;
   const PipelineShape& shape_;
-  const int64_t ahead_;
+  const int64_t early_inputs_;
   std::array<Lane, 2> lanes_;
 };
 
 }  // namespace
 
-std::vector<Action> actions_in_order(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead) {
-  return ListBuilder(shape, order, ahead).actions;
+std::vector<Action> actions_in_order(const PipelineShape& shape, const std::vector<Turn>& order, int64_t early_inputs) {
+  return ListBuilder(shape, order, early_inputs).actions;
 }
 
 }  // namespace moebius

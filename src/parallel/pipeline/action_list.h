@@ -15,9 +15,9 @@ struct Turn {
   bool with_weight = false;  // only with backward_input: its backward_weight follows at once, before the result is sent
 };
 
-// Returns the passes with a rank's receives, sends and waits between them. ahead: the number of later inputs of each
-// pass for which a buffer is open, beyond the input that the running pass uses.
-std::vector<Action> actions_in_order(const PipelineShape& shape, const std::vector<Turn>& order, int64_t ahead);
+// Returns the passes with a rank's receives, sends and waits between them. early_inputs: the number of later inputs of
+// each pass for which a buffer is open, beyond the input that the running pass uses.
+std::vector<Action> actions_in_order(const PipelineShape& shape, const std::vector<Turn>& order, int64_t early_inputs);
 
 // These return the action list of one rank (parallel/pipeline/schedule.h), and throw the errors of the whole schedule.
 std::vector<Action> actions_of_1f1b(const PipelineShape& shape, int64_t pp_rank);

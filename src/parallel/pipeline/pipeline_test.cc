@@ -36,6 +36,8 @@ struct Case {
 };
 
 constexpr BatchShape kShape{.batch = 2, .seq = 5, .max_segments = 2};
+const BalanceSpec kBalance{
+    .aux = true, .seq_aux = true, .global_aux = true, .aux_coeff = 0.05, .z_coeff = 0.01, .jitter = 0.1};
 
 ModelSpec tiny_model(int64_t layers, bool tied = false, bool dense = false) {
   ModelSpec m;
@@ -56,10 +58,6 @@ ModelSpec tiny_model(int64_t layers, bool tied = false, bool dense = false) {
   m.tie_word_embeddings = tied;
   m.check();
   return m;
-}
-
-BalanceSpec balance() {
-  return {.aux = true, .seq_aux = true, .global_aux = true, .aux_coeff = 0.05, .z_coeff = 0.01, .jitter = 0.1};
 }
 
 // Micro-batch m of M, a function of m alone.
@@ -88,21 +86,29 @@ void add(Results& results, const std::string& name, const Tensor& t) {
   ASSERT_TRUE(results.emplace(name, std::vector<std::byte>(bytes, bytes + t.num_bytes())).second) << name;
 }
 
+struct RankOptions {
+  DType dtype = DType::f32;
+  RecomputeSpec recompute = {};
+  OffloadSpec offload = {};
+  int64_t delayed_weights = 0;  // as in Case
+  bool one_stage = false;       // on one rank: the pipeline of one stage
+};
+
 // The micro-batches of a step, a model and its memory: what an engine would hold on one rank. On one rank the model's
 // passes are called one by one, unless one_stage selects the pipeline of one stage.
 class TestRank {
  public:
-  TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, DType dtype, Mesh mesh,
-           const RecomputeSpec& recompute = {}, int64_t delayed_weights = 0, bool one_stage = false,
-           const OffloadSpec& offload = {})
-      : mesh_(std::move(mesh)), plan_(recompute, offload), batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
+  TestRank(const ModelSpec& spec, const PipelineSpec& pipeline, Mesh mesh, const RankOptions& o = {})
+      : mesh_(std::move(mesh)),
+        plan_(o.recompute, o.offload),
+        batches_(static_cast<size_t>(pipeline.num_micro_batches)) {
     for (MicroBatch& batch : batches_) declare_micro_batch(plan_, kShape, batch);
-    const bool cut = mesh_.shape().pp > 1 || delayed_weights > 0 || one_stage;
+    const bool cut = mesh_.shape().pp > 1 || o.delayed_weights > 0 || o.one_stage;
     if (cut) rank_ = pipeline_rank(pipeline, spec, mesh_.shape().pp, mesh_.place().pp);
-    if (delayed_weights > 0) delay_weights(pipeline, delayed_weights);
-    const PrecisionSpec precision{.compute = dtype};
+    if (o.delayed_weights > 0) delay_weights(pipeline, o.delayed_weights);
+    const PrecisionSpec precision{.compute = o.dtype};
     model_.emplace(ModelContext{.model = spec,
-                                .balance = balance_,
+                                .balance = kBalance,
                                 .precision = precision,
                                 .mesh = mesh_,
                                 .plan = plan_,
@@ -114,8 +120,7 @@ class TestRank {
     if (cut) pipeline_.emplace(*rank_, *model_, mesh_, plan_);
     Stream null(DeviceKind::null, pool_, nullptr, DeviceKind::cpu);
     StepStack counts(DeviceKind::null, nullptr, 0);
-    if (cut) pipeline_->run_one_micro_batch(null, counts, batches_[0]);
-    if (!cut) run_whole(null, counts, batches_[0]);
+    cut ? pipeline_->run_one_micro_batch(null, counts, batches_[0]) : run_whole(null, counts, batches_[0]);
     if (rank_) tied_.emplace(*model_, mesh_, rank_->layout);
     if (rank_) tied_->sum_gradients(null, counts);
     plan_.bind(DeviceKind::cpu, counts.high_water());
@@ -185,7 +190,6 @@ class TestRank {
   Stream s_{DeviceKind::cpu, pool_};
   Mesh mesh_;
   MemoryPlan plan_;
-  const BalanceSpec balance_ = balance();
   std::deque<MicroBatch> batches_;
   std::optional<PipelineRank> rank_;
   std::optional<Model> model_;
@@ -196,7 +200,8 @@ class TestRank {
 Results run_on_one_rank(const Case& c, bool one_stage = false) {
   PipelineSpec pipeline = c.pipeline;
   if (one_stage) pipeline = {.num_micro_batches = c.pipeline.num_micro_batches};
-  TestRank one(tiny_model(c.layers, c.tied, c.dense), pipeline, c.dtype, Mesh(MeshShape{}), {}, 0, one_stage);
+  TestRank one(tiny_model(c.layers, c.tied, c.dense), pipeline, Mesh(MeshShape{}),
+               {.dtype = c.dtype, .one_stage = one_stage});
   one.run_step();
   Results results;
   one.add_to(results);
@@ -207,9 +212,8 @@ Results run_on_ranks(const Case& c, const std::function<void(TestRank&)>& body) 
   Results results;
   std::mutex mutex;
   run_threads(static_cast<int>(c.num_ranks), {.timeout_s = 30}, [&](Transport& transport) {
-    TestRank rank(tiny_model(c.layers, c.tied, c.dense), c.pipeline, c.dtype,
-                  Mesh(MeshShape{.pp = c.num_ranks}, transport), c.recompute, c.delayed_weights, /*one_stage=*/false,
-                  c.offload);
+    TestRank rank(tiny_model(c.layers, c.tied, c.dense), c.pipeline, Mesh(MeshShape{.pp = c.num_ranks}, transport),
+                  {c.dtype, c.recompute, c.offload, c.delayed_weights});
     body(rank);
     const std::lock_guard lock(mutex);
     rank.add_to(results);
@@ -343,7 +347,7 @@ TEST(Pipeline, DelayedWeightsAreHeldByThePlan) {
   });
 }
 
-// One micro-batch at a time, all stages there and back, is the obvious way; forwards alone leave the loss.
+// The obvious order, one micro-batch after another. A forward pass by itself computes the loss and no gradients.
 TEST(Pipeline, OneMicroBatchAtATimeEqualsOneRank) {
   const Case c{"", 2, 4, {.num_virtual = 2, .num_micro_batches = 2}};
   const Results expected = run_on_one_rank(c);
@@ -367,8 +371,7 @@ TEST(Pipeline, OneStageIsTheModel) {
     const Case c{"", 1, 4, {.num_micro_batches = 3}, DType::bf16, tied};
     expect_equal(run_on_one_rank(c, /*one_stage=*/true), run_on_one_rank(c));
   }
-  TestRank rank(tiny_model(4, false), {.num_micro_batches = 3}, DType::f32, Mesh(MeshShape{}), {},
-                /*delayed_weights=*/0, /*one_stage=*/true);
+  TestRank rank(tiny_model(4), {.num_micro_batches = 3}, Mesh(MeshShape{}), {.one_stage = true});
   const RankProgram& step = rank.pipeline().rank().step;
   EXPECT_EQ(step.actions.size(), 6u) << "forward and backward of three micro-batches";
   EXPECT_EQ(step.num_saved_sets, std::vector<int64_t>{1});
@@ -434,7 +437,7 @@ TEST(Pipeline, ARankThatThrowsEndsAll) {
   options.coordinates = [](int rank) { return to_string(place_of({.pp = 2}, rank)); };
   try {
     run_threads(2, options, [&](Transport& transport) {
-      TestRank rank(model, {.num_micro_batches = 3}, DType::f32, Mesh(MeshShape{.pp = 2}, transport));
+      TestRank rank(model, {.num_micro_batches = 3}, Mesh(MeshShape{.pp = 2}, transport));
       const bool fails = transport.rank() == 1;
       rank.pipeline().run_step(rank.stream(), rank.stack(), [&](int64_t m) -> const MicroBatch& {
         MOEBIUS_CHECK(input, !fails || m < 2, "no such batch");
@@ -470,8 +473,7 @@ TEST(Pipeline, RefusesWithTheEquation) {
 void run_first_stage_ahead(bool overlap) {
   std::atomic<bool> is_ahead = false;
   run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {
-    TestRank rank(tiny_model(4), {.num_micro_batches = 3, .overlap = overlap}, DType::f32,
-                  Mesh(MeshShape{.pp = 2}, transport));
+    TestRank rank(tiny_model(4), {.num_micro_batches = 3, .overlap = overlap}, Mesh(MeshShape{.pp = 2}, transport));
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(overlap ? 20 : 1);
     while (transport.rank() == 1 && !is_ahead && std::chrono::steady_clock::now() < end)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

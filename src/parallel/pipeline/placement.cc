@@ -7,8 +7,8 @@
 namespace moebius {
 namespace {
 
-// Assigns the lowest free number.
-class Numbers {
+// Numbers of buffers or sets. take() returns the lowest free one.
+class FreeNumbers {
  public:
   int64_t take() {
     const auto free = std::find(taken_.begin(), taken_.end(), false);
@@ -18,15 +18,16 @@ class Numbers {
     return number;
   }
   void release(int64_t number) { taken_[static_cast<size_t>(number)] = false; }
-  int64_t most() const { return static_cast<int64_t>(taken_.size()); }
+  int64_t max_taken() const { return static_cast<int64_t>(taken_.size()); }  // at one time
 
  private:
   std::vector<bool> taken_;
 };
 
-class Placing {
+// Gives each action of a rank's list its buffer and its set of saved tensors.
+class ActionPlacer {
  public:
-  explicit Placing(const PipelineShape& shape)
+  explicit ActionPlacer(const PipelineShape& shape)
       : shape_(shape),
         buffer_of_(shape.num_passes()),
         saved_set_of_(shape.num_passes()),
@@ -48,11 +49,11 @@ class Placing {
     return {};
   }
 
-  int64_t num_buffers() const { return buffers_.most(); }
+  int64_t num_buffers() const { return buffers_.max_taken(); }
   std::vector<int64_t> num_saved_sets() const {
-    std::vector<int64_t> most;
-    for (const Numbers& sets : saved_sets_) most.push_back(sets.most());
-    return most;
+    std::vector<int64_t> counts;
+    for (const FreeNumbers& sets : saved_sets_) counts.push_back(sets.max_taken());
+    return counts;
   }
 
  private:
@@ -68,14 +69,14 @@ class Placing {
     sets_of(a).release(saved_set_of(a));
     return {a, -1, saved_set_of(a)};
   }
-  Numbers& sets_of(const Action& a) { return saved_sets_[static_cast<size_t>(shape_.virtual_of(a.stage))]; }
+  FreeNumbers& sets_of(const Action& a) { return saved_sets_[static_cast<size_t>(shape_.virtual_of(a.stage))]; }
   int64_t& saved_set_of(const Action& a) { return saved_set_of_[shape_.index(Pass::forward, a.micro_batch, a.stage)]; }
   int64_t& buffer_of(const Action& a) { return buffer_of_[shape_.index(a.pass, a.micro_batch, a.stage)]; }
 
   const PipelineShape shape_;
-  Numbers buffers_;
+  FreeNumbers buffers_;
   std::vector<int64_t> buffer_of_, saved_set_of_;  // [pass, micro-batch, stage]; saved_set_of_ only of the forward
-  std::vector<Numbers> saved_sets_;                // [virtual stage]
+  std::vector<FreeNumbers> saved_sets_;            // [virtual stage]
 };
 
 }  // namespace
@@ -123,19 +124,19 @@ RankProgram place_actions(const Schedule& schedule, int64_t pp_rank) {
   const PipelineShape& shape = schedule.shape;
   const std::vector<Action>& actions = schedule.actions[static_cast<size_t>(pp_rank)];
   RankProgram list{.shape = shape, .splits_backward = std::vector<bool>(static_cast<size_t>(shape.num_virtual))};
-  Placing placing(shape);
+  ActionPlacer placer(shape);
   for (size_t i = 0; i < actions.size(); ++i) {
     const Action& a = actions[i];
     const Action weight_pass{Verb::run, Pass::backward_weight, a.micro_batch, a.stage};
     const bool with_weight = a.verb == Verb::run && a.pass == Pass::backward_input && i + 1 < actions.size() &&
                              actions[i + 1] == weight_pass;
-    list.actions.push_back(placing.add(a, with_weight));
+    list.actions.push_back(placer.add(a, with_weight));
     if (with_weight) ++i;
     if (a.pass == Pass::backward_weight) list.splits_backward[static_cast<size_t>(shape.virtual_of(a.stage))] = true;
   }
   mark_backward_follows(list.actions);
-  list.num_buffers = placing.num_buffers();
-  list.num_saved_sets = placing.num_saved_sets();
+  list.num_buffers = placer.num_buffers();
+  list.num_saved_sets = placer.num_saved_sets();
   return list;
 }
 

@@ -50,8 +50,8 @@ void check_interleaving(const PipelineShape& shape) {
 }  // namespace
 
 int64_t num_warmup_forwards(const PipelineShape& shape, int64_t pp_rank) {
-  const int64_t V = shape.num_virtual, behind = shape.num_ranks - pp_rank - 1;
-  const int64_t warmup = V == 1 ? behind : 2 * behind + (V - 1) * shape.group_size();
+  const int64_t V = shape.num_virtual, later_ranks = shape.num_ranks - pp_rank - 1;
+  const int64_t warmup = V == 1 ? later_ranks : 2 * later_ranks + (V - 1) * shape.group_size();
   return std::min(warmup, V * shape.num_micro_batches);
 }
 
@@ -59,8 +59,8 @@ std::vector<Action> actions_of_1f1b(const PipelineShape& shape, int64_t pp_rank)
   shape.check();
   check_interleaving(shape);
   MOEBIUS_ASSERT(shape.backward);
-  const int64_t ahead = shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks;
-  return actions_in_order(shape, compute_order(shape, pp_rank), ahead);
+  const int64_t early_inputs = shape.num_virtual == 1 ? 1 : 1 + shape.group_size() - shape.num_ranks;
+  return actions_in_order(shape, compute_order(shape, pp_rank), early_inputs);
 }
 
 }  // namespace moebius

@@ -3,7 +3,8 @@
 namespace moebius {
 namespace {
 
-std::vector<Turn> order_in_turn(const PipelineShape& shape, int64_t pp_rank, bool splits) {
+// Returns all passes of micro-batch 0, then all of micro-batch 1, and so on.
+std::vector<Turn> sequential_order(const PipelineShape& shape, int64_t pp_rank, bool splits) {
   const int64_t V = shape.num_virtual;
   std::vector<Turn> order;
   for (int64_t m = 0; m < shape.num_micro_batches; ++m) {
@@ -23,7 +24,7 @@ Schedule sequential_schedule(const PipelineShape& shape, PipelineSchedule step) 
   Schedule schedule{shape, {}};
   for (int64_t pp_rank = 0; pp_rank < shape.num_ranks; ++pp_rank)
     schedule.actions.push_back(
-        actions_in_order(shape, order_in_turn(shape, pp_rank, splits_backward(step, pp_rank)), 1));
+        actions_in_order(shape, sequential_order(shape, pp_rank, splits_backward(step, pp_rank)), /*early_inputs=*/1));
   return schedule;
 }
 

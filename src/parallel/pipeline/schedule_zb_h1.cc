@@ -34,7 +34,7 @@ std::vector<Action> actions_of_zb_h1(const PipelineShape& shape, int64_t pp_rank
       "1 or parallel.schedule = \"1f1b\"",
       shape.num_virtual);
   MOEBIUS_ASSERT(shape.backward);
-  return actions_in_order(shape, compute_order(shape, pp_rank), 1);
+  return actions_in_order(shape, compute_order(shape, pp_rank), /*early_inputs=*/1);
 }
 
 }  // namespace moebius

@@ -36,15 +36,7 @@ class RankLog {
   // A wait requires its send, both require the run, and a run requires its receive.
   void check_complete() const {
     for (int64_t v = 0; v < shape_.num_virtual; ++v) {
-      const int64_t stage = shape_.stage_of(pp_rank_, v);
-      for (int64_t m = 0; m < shape_.num_micro_batches; ++m) {
-        for (const Pass pass : {Pass::forward, Pass::backward_input, Pass::backward_weight}) {
-          if (pass != Pass::forward && !shape_.backward) continue;
-          const Verb last = shape_.has_output(pass, stage) ? Verb::wait : Verb::run;
-          const Action a = {last, pass, m, stage};
-          MOEBIUS_CHECK(usage, done(a), "simulate: rank {} must list {}; it never does", pp_rank_, describe(a));
-        }
-      }
+      for (int64_t m = 0; m < shape_.num_micro_batches; ++m) check_micro_batch(m, shape_.stage_of(pp_rank_, v));
     }
   }
 
@@ -52,6 +44,14 @@ class RankLog {
   size_t index(const Action& a) const { return shape_.index(a.pass, a.micro_batch, a.stage); }
   bool done(const Action& a) const { return done_[static_cast<size_t>(a.verb)][index(a)]; }
 
+  void check_micro_batch(int64_t m, int64_t stage) const {
+    for (const Pass pass : {Pass::forward, Pass::backward_input, Pass::backward_weight}) {
+      if (pass != Pass::forward && !shape_.backward) continue;
+      const Verb last = shape_.has_output(pass, stage) ? Verb::wait : Verb::run;
+      const Action a = {last, pass, m, stage};
+      MOEBIUS_CHECK(usage, done(a), "simulate: rank {} must list {}; it never does", pp_rank_, describe(a));
+    }
+  }
   void check_place(const Action& a) const {
     const bool exists =
         a.micro_batch >= 0 && a.micro_batch < shape_.num_micro_batches && a.stage >= 0 && a.stage < shape_.num_stages();

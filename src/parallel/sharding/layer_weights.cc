@@ -38,24 +38,24 @@ void LayerWeights::release(const ParamSpan& span) {
 
 void LayerWeights::changed(Stream& s) {
   leave_buffers();
-  set_shards(s, false);
+  set_shards(s, /*are_new=*/false);
 }
 
 void LayerWeights::begin_closed(Stream& s, bool first_of_step) {
   leave_buffers();
-  set_shards(s, !first_of_step);
+  set_shards(s, /*are_new=*/!first_of_step);
 }
 
 void LayerWeights::end_closed(Stream& s) {
   leave_buffers();
-  set_shards(s, true);
+  set_shards(s, /*are_new=*/true);
 }
 
 void LayerWeights::leave_buffers() {
   for (Buffer& buffer : buffers_) leave(buffer);
 }
 
-// A replay of the work leaves the same on the host, and no layer in the buffers that it wrote.
+// In a capture the host does the same after each replay, which also leaves no layer in the buffers that it wrote.
 void LayerWeights::set_shards(Stream& s, bool are_new) {
   has_shards_.assign(has_shards_.size(), are_new);
   if (!s.capture()) return;
@@ -65,7 +65,8 @@ void LayerWeights::set_shards(Stream& s, bool are_new) {
   });
 }
 
-// The weights of the layer are in its buffer, and were gathered from their owners if the shards are old.
+// Copies this rank's shards of a layer out of its buffer, if they are older than the last update. The buffer then has
+// weights that came from their owners.
 void LayerWeights::keep_shards(Stream& s, int layer) {
   if (has_shards_[static_cast<size_t>(layer)]) return;
   for (const LayerBuffers::Held& held : memory_.of(layer)) {

@@ -43,10 +43,10 @@ class LayerWeights {
     std::vector<Pending> arriving;
   };
   Buffer& buffer_of(int layer) { return buffers_[memory_.buffer_of(layer)]; }
-  void bring(Stream& s, int layer);
-  void leave(Buffer& buffer);
+  void bring(Stream& s, int layer);  // starts to gather a layer that is not in its buffer
+  void leave(Buffer& buffer);        // takes the weights of the buffer's layer away
   void leave_buffers();
-  void set_shards(Stream& s, bool are_new);
+  void set_shards(Stream& s, bool are_new);  // of all layers: has_shards_
   static void wait(Buffer& buffer);
   void keep_shards(Stream& s, int layer);
 

@@ -145,6 +145,18 @@ std::string description_of(const HeatMap& map, int64_t num_columns) {
                      map.rows[at / static_cast<size_t>(num_columns)]);
 }
 
+// Returns the mean over columns [begin, end) of a row; NaN without values.
+double mean_of_row(const Grid& grid, int64_t row, int64_t begin, int64_t end) {
+  double sum = 0, count = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const auto& column = grid.columns()[i];
+    if (row >= std::ssize(column.counts)) continue;
+    sum += column.sums[row];
+    count += column.counts[row];
+  }
+  return count > 0 ? sum / count : std::numeric_limits<double>::quiet_NaN();
+}
+
 }  // namespace
 
 HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64_t max_columns) {
@@ -156,16 +168,8 @@ HeatMap heat_of_grid(const Grid& grid, std::vector<std::string> row_names, int64
   for (int64_t c = 0; c < std::ssize(from); c += by) {
     const int64_t end = std::min(c + by, std::ssize(from));
     map.steps.emplace_back(from[c].first_step, from[end - 1].last_step);
-    std::vector<double>& values = columns.emplace_back(rows);
-    for (int64_t r = 0; r < rows; ++r) {
-      double sum = 0, count = 0;
-      for (int64_t i = c; i < end; ++i) {
-        if (r >= std::ssize(from[i].counts)) continue;
-        sum += from[i].sums[r];
-        count += from[i].counts[r];
-      }
-      values[r] = count > 0 ? sum / count : std::numeric_limits<double>::quiet_NaN();
-    }
+    std::vector<double>& values = columns.emplace_back();
+    for (int64_t r = 0; r < rows; ++r) values.push_back(mean_of_row(grid, r, c, end));
   }
   for (int64_t r = 0; r < rows; ++r)
     for (const auto& column : columns) map.values.push_back(column[r]);

@@ -124,7 +124,7 @@ class RankOfCase {
     return w_R;
   }
 
-  // By the direct dispatcher, so far.
+  // Returns the bytes that the direct dispatcher has sent so far.
   int64_t sent_bytes() const { return *window_.sent_1().ptr<int64_t>(); }
   Step& step() { return step_; }
   const Dispatcher& dispatcher() const { return *dispatcher_; }

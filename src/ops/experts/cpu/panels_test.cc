@@ -10,7 +10,7 @@ namespace {
 using testing::Array;
 using testing::Values;
 
-// Every way this CPU can multiply, not only the one it would take.
+// Calls fn for each kind of products that this CPU has, not only for the one that it would choose.
 template <class F>
 void for_each_math(F&& fn) {
   for (const DType dtype : {DType::f32, DType::bf16}) {

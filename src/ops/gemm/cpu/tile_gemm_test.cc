@@ -16,7 +16,7 @@ using testing::Values;
 
 using Backend = void (*)(const TileGemm&);
 
-// Both ways on any machine, whichever of them it prefers.
+// Runs both backends on any machine, whichever of them it prefers.
 class TileGemmTest : public ::testing::TestWithParam<Backend> {
  protected:
   TileGemmTest() { omp_set_num_threads(1); }

@@ -26,7 +26,7 @@ float scale_at(const Operand& q, int64_t matrix, int64_t row, int64_t col) {
   return to_f32(q.scales.ptr<f8_e4m3>()[at]) * q.tensor_scale.ptr<float>()[matrix];
 }
 
-// Elements of one scale, from element `first` of the data on.
+// Dequantises n elements that have one scale, from element `first` of the data on.
 void dequantize_run(float* to, const Tensor& data, int64_t first, int64_t n, float scale) {
   const auto* bytes = static_cast<const uint8_t*>(data.data);
   if (data.dtype == DType::f4_e2m1) {
@@ -68,26 +68,42 @@ void dequantize(Stream& s, const Dequantize& a) {
   });
 }
 
+namespace {
+
+// The rows [first, last) of a group of x. Row r of x is column r + shift of the transposed operand.
+struct GroupRows {
+  int64_t first, last, shift;
+};
+
+GroupRows rows_of_group(const DequantizeTransposed& a, int64_t g) {
+  if (a.offsets_e1.empty()) return {.first = 0, .last = Sizes(a.x_RC.shape).rows, .shift = 0};
+  const int32_t* offsets = a.offsets_e1.ptr<int32_t>();
+  return {.first = offsets[g], .last = offsets[g + 1], .shift = group_begin(offsets[g], g) - offsets[g]};
+}
+
+// Writes the rows of a group in one column of x: row `col` of the transposed operand.
+template <class T>
+void dequantize_column(const DequantizeTransposed& a, const GroupRows& group, int64_t matrix, int64_t col) {
+  const Sizes x(a.x_RC.shape);
+  T* to = a.x_RC.ptr<T>() + matrix * x.rows * x.cols + col;
+  float piece[512];
+  for (int64_t r = group.first; r < group.last; r += std::ssize(piece)) {
+    const int64_t n = std::min(std::ssize(piece), group.last - r);
+    dequantize_row(piece, a.q, matrix, col, r + group.shift, a.hadamard ? div_ceil(n, kHadamard) * kHadamard : n);
+    for (int64_t k = 0; a.hadamard && k < n; k += kHadamard) undo_hadamard(piece + k);
+    for (int64_t k = 0; k < n; ++k) to[(r + k) * x.cols] = from_f32<T>(piece[k]);
+  }
+}
+
+}  // namespace
+
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a) {
   const Sizes x(a.x_RC.shape);
-  const int32_t* offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>();
-  const int64_t num_groups = offsets ? a.offsets_e1.numel() - 1 : 1;
+  const int64_t num_groups = a.offsets_e1.empty() ? 1 : a.offsets_e1.numel() - 1;
   with_float_type(a.x_RC.dtype, [&]<class T>(T) {
     parallel_rows(s.pool(), a.x_RC.numel() / x.rows, 8, [&](int64_t begin, int64_t end) {
-      float piece[512];
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t matrix = i / x.cols, col = i % x.cols;
-        T* to = a.x_RC.ptr<T>() + matrix * x.rows * x.cols + col;
-        for (int64_t g = 0; g < num_groups; ++g) {
-          const int64_t first = offsets ? offsets[g] : 0, last = offsets ? offsets[g + 1] : x.rows;
-          const int64_t shift = offsets ? group_begin(first, g) - first : 0;
-          for (int64_t r = first; r < last; r += std::ssize(piece)) {
-            const int64_t n = std::min(std::ssize(piece), last - r);
-            dequantize_row(piece, a.q, matrix, col, r + shift, a.hadamard ? div_ceil(n, kHadamard) * kHadamard : n);
-            for (int64_t k = 0; a.hadamard && k < n; k += kHadamard) undo_hadamard(piece + k);
-            for (int64_t k = 0; k < n; ++k) to[(r + k) * x.cols] = from_f32<T>(piece[k]);
-          }
-        }
+        for (int64_t g = 0; g < num_groups; ++g) dequantize_column<T>(a, rows_of_group(a, g), i / x.cols, i % x.cols);
       }
     });
   });

@@ -45,7 +45,7 @@ void choose_row(const RouteFwd& a, const RouteScratch& scratch, int64_t t) {
     case RouteChoice::forced:
       for (int64_t k = 0; k < K; ++k) chosen[k] = static_cast<int32_t>((t * K + k) % E);
   }
-  weigh_row(a.rule, score, logits, s, chosen, K, a.route.weight_TK.ptr<float>() + t * K);
+  weigh_row({a.rule, score, logits, s, chosen, K}, a.route.weight_TK.ptr<float>() + t * K);
 }
 
 // Chooses for all tokens and counts the choices of each block.

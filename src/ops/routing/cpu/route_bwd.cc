@@ -14,20 +14,22 @@ namespace {
 //   softmax:                                dlogit_i = scale (s_i g_i - s_i <g, s>)
 //   sigmoid, S: n = s / S                   dlogit_k = scale n_k (1 - s_k) (g_k - <g, n>)
 //   sigmoid:                                dlogit_k = scale s_k (1 - s_k) g_k
-void add_weight_gradient(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
-                         const int32_t* chosen, const float* g, int64_t top_k, int64_t n, ScoreRow& dlogits) {
+// g: the derivative w.r.t. each weight, 0 for a dropped pair.
+void add_weight_gradient(const RowWeights& row, const float* g, int64_t num_experts, ScoreRow& dlogits) {
+  const RouteRule& rule = row.rule;
   std::array<float, kMaxExperts> weight;
   RouteRule unscaled = rule;
   unscaled.scale = 1.0f;
-  weigh_row(unscaled, score, logits, s, chosen, top_k, weight.data());
+  weigh_row({unscaled, row.score, row.logits, row.s, row.chosen, row.top_k}, weight.data());
   float mean = 0;
-  for (int64_t k = 0; k < top_k; ++k) mean += g[k] * weight[k];
-  if (sums_to_one(score) && !rule.normalize) {
-    for (int64_t i = 0; i < n; ++i) dlogits[i] -= rule.scale * mean * s[i];
+  for (int64_t k = 0; k < row.top_k; ++k) mean += g[k] * weight[k];
+  if (sums_to_one(row.score) && !rule.normalize) {
+    for (int64_t i = 0; i < num_experts; ++i) dlogits[i] -= rule.scale * mean * row.s[i];
   }
   const float inner = rule.normalize ? mean : 0.0f;
-  for (int64_t k = 0; k < top_k; ++k) {
-    const float slope = log_slope(score, s[chosen[k]]);
+  const int32_t* const chosen = row.chosen;
+  for (int64_t k = 0; k < row.top_k; ++k) {
+    const float slope = log_slope(row.score, row.s[chosen[k]]);
     dlogits[chosen[k]] += rule.scale * weight[k] * slope * (g[k] - inner);
   }
 }
@@ -69,7 +71,7 @@ void backward_row(const RouteBwd& a, float z_scale, int64_t t) {
   for (int64_t k = 0; k < K; ++k) g[k] = row[k] < 0 ? 0.0f : dweight[k];
   const ScoreFunction score = weight_score(a.rule, K);
   score_row(score, logits, E, s);
-  add_weight_gradient(a.rule, score, logits, s, a.route.topk_TK.ptr<int32_t>() + t * K, g.data(), K, E, dlogits);
+  add_weight_gradient({a.rule, score, logits, s, a.route.topk_TK.ptr<int32_t>() + t * K, K}, g.data(), E, dlogits);
 
   if (!a.dsbar_SE.empty()) {
     const int64_t segment = a.segment_T.empty() ? 0 : a.segment_T.ptr<int32_t>()[t];

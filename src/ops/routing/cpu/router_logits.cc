@@ -104,25 +104,26 @@ void weighted_rows(const Coefficients& c, const R* rows, int64_t ld, int64_t num
   std::memcpy(out, sum, sizeof sum);
 }
 
+// Adds to rows [t, t + num) of dx; num: kTile, or 1, which computes copies of the row.
 template <class X, class W>
-void add_dx(const RouterLogitsBwd& a, int64_t begin, int64_t end) {
+void add_dx_rows(const RouterLogitsBwd& a, int64_t t, int64_t num) {
   const int64_t D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   float sum[kTile][kWidth];
-  for (int64_t t = begin; t < end; t += kTile) {
-    // A last tile of fewer rows works on copies of row t.
-    const int64_t num = std::min(kTile, end - t);
-    for (int64_t d = 0; d < D; d += kWidth) {
-      const int64_t width = std::min(kWidth, D - d);
-      for (int64_t i = 0; i < num; i += num == kTile ? kTile : 1) {
-        weighted_rows({a.dlogits_TE.ptr<float>() + (t + i) * E, num == kTile ? E : 0, 1}, a.w_ED.ptr<W>() + d, D, E,
-                      width, sum);
-        for (int64_t r = 0; r < (num == kTile ? kTile : 1); ++r) {
-          X* dx = a.dx_TD.ptr<X>() + (t + i + r) * D + d;
-          for (int64_t j = 0; j < width; ++j) dx[j] = from_f32<X>(to_f32(dx[j]) + sum[r][j]);
-        }
-      }
+  for (int64_t d = 0; d < D; d += kWidth) {
+    const int64_t width = std::min(kWidth, D - d);
+    weighted_rows({a.dlogits_TE.ptr<float>() + t * E, num == kTile ? E : 0, 1}, a.w_ED.ptr<W>() + d, D, E, width, sum);
+    for (int64_t r = 0; r < num; ++r) {
+      X* dx = a.dx_TD.ptr<X>() + (t + r) * D + d;
+      for (int64_t j = 0; j < width; ++j) dx[j] = from_f32<X>(to_f32(dx[j]) + sum[r][j]);
     }
   }
+}
+
+template <class X, class W>
+void add_dx(const RouterLogitsBwd& a, int64_t begin, int64_t end) {
+  int64_t t = begin;
+  for (; t + kTile <= end; t += kTile) add_dx_rows<X, W>(a, t, kTile);
+  for (; t < end; ++t) add_dx_rows<X, W>(a, t, 1);
 }
 
 // Computes the columns [d, d + width) of partial p.

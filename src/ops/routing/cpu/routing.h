@@ -34,9 +34,17 @@ void best_of(const float* value, int64_t n, int64_t k, int32_t* best);
 void best_of_groups(const float* value, int64_t n, int64_t k, const RouteRule& rule, int32_t* best);
 // Returns the score that the weights come from. Sinkhorn chooses its own.
 ScoreFunction weight_score(const RouteRule& rule, int64_t top_k);
+// A token whose weights are computed: its logits, its scores s by the function `score`, and its chosen experts [top_k].
+struct RowWeights {
+  const RouteRule& rule;
+  ScoreFunction score;
+  const float* logits;
+  const ScoreRow& s;
+  const int32_t* chosen;
+  int64_t top_k;
+};
 // Computes weight[k] of the chosen experts, normalised and scaled.
-void weigh_row(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
-               const int32_t* chosen, int64_t top_k, float* weight);
+void weigh_row(const RowWeights& row, float* weight);
 // Returns a key that orders as floats do, NaN below every number.
 int32_t order_of(float x);
 

@@ -126,17 +126,20 @@ ScoreFunction weight_score(const RouteRule& rule, int64_t top_k) {
   return top_k == 1 ? ScoreFunction::sigmoid : ScoreFunction::softmax;
 }
 
-void weigh_row(const RouteRule& rule, ScoreFunction score, const float* logits, const ScoreRow& s,
-               const int32_t* chosen, int64_t top_k, float* weight) {
+void weigh_row(const RowWeights& row, float* weight) {
+  const RouteRule& rule = row.rule;
+  const float* const logits = row.logits;
+  const int32_t* const chosen = row.chosen;
+  const int64_t top_k = row.top_k;
   float sum = 0;
-  if (rule.normalize && score == ScoreFunction::softmax) {
+  if (rule.normalize && row.score == ScoreFunction::softmax) {
     // s / sum of s is the softmax over the chosen; this form has no 0/0 when a bias chose experts
     // whose scores vanish.
     float max = logits[chosen[0]];
     for (int64_t k = 1; k < top_k; ++k) max = std::max(max, logits[chosen[k]]);
     for (int64_t k = 0; k < top_k; ++k) sum += weight[k] = exp_f32(logits[chosen[k]] - max);
   } else {
-    for (int64_t k = 0; k < top_k; ++k) sum += weight[k] = s[chosen[k]];
+    for (int64_t k = 0; k < top_k; ++k) sum += weight[k] = row.s[chosen[k]];
     sum = rule.normalize ? sum + 1e-20f : 1.0f;
   }
   for (int64_t k = 0; k < top_k; ++k) weight[k] = weight[k] / sum * rule.scale;

@@ -1,5 +1,4 @@
-// Reads numbers from the files of a dataset: unaligned, in the byte order of
-// this machine (little-endian).
+// Numbers in the files of a dataset, which are unaligned and in the byte order of this machine (little-endian).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace moebius {
 
-// REQUIRES: bytes has a T at offset.
+// Returns the T at a byte offset. REQUIRES: offset + sizeof(T) <= bytes.size().
 template <class T>
 T load(std::string_view bytes, int64_t offset) {
   T value;
@@ -17,6 +16,7 @@ T load(std::string_view bytes, int64_t offset) {
   return value;
 }
 
+// Appends the bytes of a value.
 template <class T>
 void store(std::string* out, T value) {
   out->append(reinterpret_cast<const char*>(&value), sizeof value);
