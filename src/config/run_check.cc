@@ -166,10 +166,6 @@ void check_grad(const RunSpec& s) {
   if (s.precision.recipe != PrecisionRecipe::none)
     refuse_idle(s, "optimizer.fuse_grad",
                 "products with quantised operands write f32 gradients; set precision.recipe = \"none\", or remove it");
-  MOEBIUS_CHECK(usage, o.grad == GradFormat::f32 || o.master != MasterFormat::bf16_remainder,
-                "optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = \"bf16_remainder\" "
-                "are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" or \"f32\"{}",
-                origin(s, "optimizer.grad"));
 }
 
 void check_muon(const RunSpec& s) {

@@ -54,7 +54,9 @@ const Choice kChoices[] = {
     {"adamw_blocks_stochastic_half_grad",
      {.state = kBlocks, .master = bf16_stochastic, .grad = GradFormat::bf16, .offload = true, .offload_grad = true},
      true},
-    {"sgd_blocks_half_grad", {.kind = OptimizerKind::sgd, .state = kBlocks, .grad = GradFormat::bf16}, true},
+    {"sgd_blocks_remainder_half_grad",
+     {.kind = OptimizerKind::sgd, .state = kBlocks, .master = bf16_remainder, .grad = GradFormat::bf16},
+     true},
 };
 
 struct OnRanks {
@@ -372,8 +374,9 @@ TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
 // rounded to nearest, and all others keep their bits.
 TEST(OptimizerFormats, AnyFormatReadsACheckpointOfAnyOther) {
   const TestDir dir;
-  const OptimizerSpec formats[] = {
-      {}, {.state = kHalf, .master = bf16_remainder}, {.state = kHalf, .master = bf16_stochastic}};
+  const OptimizerSpec formats[] = {{},
+                                   {.state = kHalf, .master = bf16_remainder, .grad = GradFormat::bf16},
+                                   {.state = kHalf, .master = bf16_stochastic}};
   for (size_t from = 0; from < std::size(formats); ++from) {
     const std::string saved = dir.path(fmt::format("from{}", from));
     run_threads(2, test_world(), [&](Transport& world) {
