@@ -174,9 +174,6 @@ void check_muon(const RunSpec& s) {
   MOEBIUS_CHECK(usage, o.momentum > 0,
                 "optimizer.name = \"muon\" needs optimizer.momentum above 0; got 0; 0.95 is usual{}",
                 origin(s, "optimizer.momentum"));
-  MOEBIUS_CHECK(usage, o.state == StateFormat::f32,
-                "optimizer.name = \"muon\" keeps its state in f32 only; remove optimizer.state, or choose \"adamw\"{}",
-                origin(s, "optimizer.state"));
   MOEBIUS_CHECK(usage, o.grad == GradFormat::f32,
                 "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
                 "choose \"adamw\"{}",
