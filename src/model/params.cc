@@ -269,7 +269,7 @@ class HalvesDraw {
     for (const Param& p : table.all()) most = std::max(most, p.has_remainder ? p.w.numel() : 0);
     scratch_ = Buffer(s.device(), std::min(most, kMost) * size_of(DType::f32));
   }
-  // As draw(), into the weights and, unless it is empty, the remainders of the elements `of`.
+  // Draws into the weights of the elements `of`, and into their remainders unless that tensor is empty.
   void operator()(const Tensor& weight_n, const Tensor& remainder_n, const ElementRange& of, const Piece& piece,
                   const FillNormal& how) {
     const ElementRange range = common(of, piece.here);

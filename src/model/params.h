@@ -230,8 +230,8 @@ class ParamTable {
   // Engine::gather_weights() afterwards.
   void init(Stream& s, uint64_t seed) const;
   void init_adapters(Stream& s, uint64_t seed) const;  // the same, for adapters alone
-  // Rounds the masters of the owned elements into weights that are not quantised. Call it after masters were loaded, and
-  // then Engine::gather_weights() to send the weights to the other ranks.
+  // Rounds the masters of the owned elements into weights that are not quantised. Call it after masters were loaded,
+  // and then Engine::gather_weights() to send the weights to the other ranks.
   void sync(Stream& s) const;
   void zero_grads(Stream& s) const;
   // Clears only the gradients that the next step does not store first.

@@ -423,7 +423,8 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;
-    if (bucket.sums_apart) r.sums_apart += bucket.sum;
+    if (bucket.sums_apart)
+      r.sums_apart += bucket.shards_gradients ? bucket.numel / group_size(spec.mesh, bucket.axis) : bucket.sum;
     for (const HeldParam& p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
     if (!bucket.shards_gradients) {
       r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
