@@ -83,16 +83,21 @@ std::string hash_of_masters(Engine& engine) {
   std::vector<std::byte> piece(kPiece);
   Hasher hasher;
   const ParamTable& params = engine.model().params();
-  params.join_masters(s);
+  std::vector<float> values;
   for (const Param& p : params.all()) {
-    const Tensor& master = p.master();
+    const Tensor master = p.master();
+    for (int64_t at = 0; p.has_remainder && at < p.owned.count; at += kPiece / 4) {
+      values.resize(static_cast<size_t>(std::min(kPiece / 4, p.owned.count - at)));
+      read_masters(s, p, at, values);
+      hasher.update(values.data(), std::ssize(values) * size_of(DType::f32));
+    }
+    if (p.has_remainder) continue;
     for (int64_t at = 0; at < master.num_bytes(); at += kPiece) {
       const int64_t n = std::min(kPiece, master.num_bytes() - at);
       copy_to_host(s, piece.data(), static_cast<const char*>(master.data) + at, n);
       hasher.update(piece.data(), n);
     }
   }
-  params.clear_masters(s);
   return to_hex(hasher.digest());
 }
 

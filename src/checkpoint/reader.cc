@@ -13,6 +13,7 @@
 #include "io/files.h"
 #include "io/hash.h"
 #include "io/safetensors.h"
+#include "ops/optimizer/rounding.h"
 
 namespace moebius {
 namespace {
@@ -52,14 +53,14 @@ std::string text_of(const CheckpointTensor& t) {
 TensorSlice slice_of(const NamedTensor& t) { return t.slice ? *t.slice : whole_slice(dims_of(t.tensor.shape)); }
 
 std::string text_of(const NamedTensor& t) {
-  return fmt::format("{}[{}]", name_of(t.tensor.dtype), fmt::join(slice_of(t).shape, ", "));
+  return fmt::format("{}[{}]", name_of(t.saved_dtype()), fmt::join(slice_of(t).shape, ", "));
 }
 
 bool is_like(const CheckpointTensor& saved, const NamedTensor& asked) {
   const TensorSlice slice = slice_of(asked);
   const bool is_narrowed = asked.converts && (saved.dtype == DType::f32 || saved.dtype == DType::bf16);
   const bool is_coded = asked.code && saved.dtype == DType::u8;
-  return (saved.dtype == asked.tensor.dtype || is_narrowed || is_coded) && saved.shape == slice.shape &&
+  return (saved.dtype == asked.saved_dtype() || is_narrowed || is_coded) && saved.shape == slice.shape &&
          slice.numel() == asked.tensor.numel();
 }
 
@@ -87,6 +88,19 @@ void fill(const Tensor& to, const void* from, Stream* s) {
   }
   copy_to_device(*s, to.data, from, to.num_bytes());
   synchronize(*s);
+}
+
+// Splits values into a bf16 and its remainder.
+void fill_halves(const NamedTensor& into, const std::vector<float>& values, Stream* s) {
+  std::vector<bf16> weights(values.size());
+  std::vector<uint16_t> remainders(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const WeightAndRemainder both = split(values[i]);
+    weights[i] = both.weight;
+    remainders[i] = both.remainder;
+  }
+  fill(into.tensor, weights.data(), s);
+  fill(*into.remainder, remainders.data(), s);
 }
 
 // Returns whether the tensor of which these are the scales is saved as codes.
@@ -259,6 +273,7 @@ void CheckpointReader::read(const NamedTensor& into, Stream* s) const {
                 text_of(into), text_of(at(into.name)));
   if (tensor.empty()) return;  // a rank may own nothing of a tensor, and then has no memory for it
   const bool on_cpu = tensor.device == DeviceKind::cpu;
+  if (into.remainder) return fill_halves(into, values_of(into), on_cpu ? nullptr : s);
   if (at(into.name).dtype == tensor.dtype) {
     if (on_cpu) return copy_slice(into.name, slice_of(into), static_cast<std::byte*>(tensor.data));
     std::vector<std::byte> bytes(tensor.num_bytes());

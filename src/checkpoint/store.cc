@@ -47,7 +47,7 @@ std::vector<NamedTensor> without_replicas(std::vector<NamedTensor> tensors) {
 
 std::string describe(int64_t step, const std::vector<NamedTensor>& tensors, const std::string& dir) {
   int64_t bytes = 0;
-  for (const NamedTensor& t : tensors) bytes += t.tensor.num_bytes();
+  for (const NamedTensor& t : tensors) bytes += t.saved_bytes();
   return fmt::format("save of step {}, {} tensors of {} bytes, to {}", step, tensors.size(), bytes, dir);
 }
 
@@ -247,7 +247,7 @@ std::string CheckpointStore::set_aside(const std::vector<std::string>& files) {
 
 int64_t CheckpointStore::snapshot_bytes_of(const std::vector<NamedTensor>& tensors) {
   int64_t bytes = 0;
-  for (const NamedTensor& t : tensors) bytes += t.is_replica ? 0 : aligned(t.tensor.num_bytes());
+  for (const NamedTensor& t : tensors) bytes += t.is_replica ? 0 : aligned(t.saved_bytes());
   return bytes;
 }
 
@@ -261,15 +261,18 @@ std::vector<NamedTensor> CheckpointStore::take_snapshot(const std::vector<NamedT
   }
   std::vector<NamedTensor> copies = tensors;
   std::byte* at = snapshot_.get();
-  for (NamedTensor& t : copies) {
-    const int64_t size = t.tensor.num_bytes();
+  const auto copy_to = [&](std::byte* to, Tensor& t) {
     if (s)
-      copy_to_host(*s, at, t.tensor.data, size, CopyWait::async);
-    else if (size > 0)
-      std::memcpy(at, t.tensor.data, size);
-    t.tensor.data = at;
-    t.tensor.device = DeviceKind::cpu;
-    at += aligned(size);
+      copy_to_host(*s, to, t.data, t.num_bytes(), CopyWait::async);
+    else if (t.num_bytes() > 0)
+      std::memcpy(to, t.data, t.num_bytes());
+    t.data = to;
+    t.device = DeviceKind::cpu;
+  };
+  for (NamedTensor& t : copies) {
+    copy_to(at, t.tensor);
+    if (t.remainder) copy_to(at + t.tensor.num_bytes(), *t.remainder);
+    at += aligned(t.saved_bytes());
   }
   if (s) synchronize(*s);
   return copies;

@@ -24,6 +24,11 @@ struct NamedTensor {
   std::optional<BlockCode> code = {};
   Tensor scales = {};
   bool is_scales = false;  // it holds the scales of another tensor's codes; absent in a checkpoint without codes
+  // u16, as many as in `tensor`, which is bf16: the values are f32, and these are their low halves
+  // (ops/optimizer/rounding.h). They are saved as f32, and `converts` is set. None: the tensor has the values.
+  std::optional<Tensor> remainder = {};
+  DType saved_dtype() const { return remainder ? DType::f32 : tensor.dtype; }
+  int64_t saved_bytes() const { return bytes_of(saved_dtype(), tensor.numel()); }
 };
 
 inline constexpr std::string_view kScalesSuffix = ".scales";  // after the name of the codes

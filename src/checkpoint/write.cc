@@ -12,6 +12,7 @@
 #include "io/files.h"
 #include "io/hash.h"
 #include "io/safetensors.h"
+#include "ops/optimizer/rounding.h"
 
 namespace moebius {
 namespace {
@@ -37,12 +38,12 @@ std::vector<ShardEntries> split(const std::vector<NamedTensor>& tensors, int64_t
   for (const NamedTensor& t : tensors) {
     TensorSlice slice = t.slice ? *t.slice : whole_slice(dims_of(t.tensor.shape));
     if (!is_written(t, slice)) continue;
-    if (shards.empty() || t.tensor.num_bytes() > room) {
+    if (shards.empty() || t.saved_bytes() > room) {
       shards.emplace_back();
       room = shard_bytes;
     }
     shards.back().push_back({slice_name(t.name, slice), &t, std::move(slice)});
-    room -= t.tensor.num_bytes();
+    room -= t.saved_bytes();
   }
   return shards;
 }
@@ -55,7 +56,33 @@ std::vector<int64_t> shape_of(const TensorSlice& slice) {
   return shape;
 }
 
+// Returns n elements of a tensor in host memory: `piece`, to which they are copied from a device, or where they are.
+const void* on_host(const Tensor& t, int64_t first, int64_t n, std::byte* piece, Stream* device) {
+  const Tensor rows = t.view({t.numel()}).rows(first, first + n);
+  if (!device) return rows.data;
+  copy_to_host(*device, piece, rows.data, rows.num_bytes());
+  return piece;
+}
+
+// Joins the halves, in pieces that have two halves in the host buffer.
+void write_joined(SafetensorsWriter& file, const Entry& e, const CheckpointWriter& writer) {
+  constexpr int64_t kMost = kPieceBytes / static_cast<int64_t>(sizeof(float));
+  const Tensor& weights = e.tensor->tensor;
+  const int64_t n = weights.numel();
+  std::vector<float> values(static_cast<size_t>(std::min(kMost, n)));
+  for (int64_t done = 0; done < n; done += kMost) {
+    const int64_t count = std::min(kMost, n - done);
+    std::byte* second = writer.piece ? writer.piece + kPieceBytes / 2 : nullptr;
+    const auto* high = static_cast<const bf16*>(on_host(weights, done, count, writer.piece, writer.device));
+    const auto* low = static_cast<const uint16_t*>(on_host(*e.tensor->remainder, done, count, second, writer.device));
+    for (int64_t i = 0; i < count; ++i) values[static_cast<size_t>(i)] = joined(high[i], low[i]);
+    file.write(e.name, values.data(), count * static_cast<int64_t>(sizeof(float)));
+    fault_point("checkpoint.mid_shard");
+  }
+}
+
 void write_tensor(SafetensorsWriter& file, const Entry& e, const CheckpointWriter& writer) {
+  if (e.tensor->remainder) return write_joined(file, e, writer);
   const Tensor& t = e.tensor->tensor;
   const auto* bytes = static_cast<const std::byte*>(t.data);
   for (int64_t done = 0; done < t.num_bytes(); done += kPieceBytes) {
@@ -100,7 +127,7 @@ void write_shard(CheckpointManifest& manifest, const std::string& folder, const 
   std::vector<SafetensorsDecl> decls;
   std::map<std::string, const Entry*> by_name;
   for (const Entry& e : shard) {
-    decls.push_back({e.name, e.tensor->tensor.dtype, shape_of(e.slice)});
+    decls.push_back({e.name, e.tensor->saved_dtype(), shape_of(e.slice)});
     by_name[e.name] = &e;
   }
   SafetensorsWriter writer(folder + "/" + name, std::move(decls), {{"format", "pt"}});

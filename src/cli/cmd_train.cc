@@ -1,8 +1,11 @@
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
+#include "comm/control.h"
+#include "config/recipe/memory_keys.h"
 #include "config/run_spec.h"
 #include "device/accelerator.h"
 #include "model/gpu_products.h"
@@ -25,18 +28,34 @@ struct TrainArgs {
 // all ranks end together.
 struct Recipe {
   RunSpec run;
-  std::string fit;  // what memory.fit decided; empty without it
   std::exception_ptr error;
 };
 
-// The ranks of a machine share its CPUs. Where machines differ so much that they would choose differently,
-// check_same_recipe says so.
-void choose_recompute(Recipe& recipe, int num_ranks) {
-  RunSpec run = recipe.run;
+// Returns what memory.fit decides, as JSON: recompute, offload and offload_fraction of [memory], and the text of the
+// choice. The ranks of a machine share its CPUs.
+std::string fitted_memory(RunSpec run, int num_ranks) {
   if (run.threads == 0 && run.device == DeviceKind::cpu) run.threads = std::max(1, num_available_cpus() / num_ranks);
   const MemoryFit fit = fit_memory(run, num_ranks, gpu_kinds(run.device, num_ranks));
-  recipe.run.memory = fit.run.memory;
-  recipe.fit = fit.text();
+  const MemorySpec& memory = fit.run.memory;
+  return nlohmann::json{{"recompute", recompute_texts(memory.recompute)},
+                        {"offload", offload_texts(memory.offload)},
+                        {"offload_fraction", memory.offload.fraction},
+                        {"text", fit.text()}}
+      .dump();
+}
+
+// Sets what memory.fit decides. The first rank chooses, since the choice depends on the available memory of its host,
+// which changes while processes start. Called by all ranks together.
+void choose_memory(Control& control, RunSpec& run, Cli& cli) {
+  if (run.memory.fit_bytes == 0) return;
+  std::string chosen;
+  control.on_root([&] { chosen = fitted_memory(run, control.size()); });
+  const nlohmann::json fit = nlohmann::json::parse(control.from_root(chosen));
+  run.memory.recompute = parse_recompute(fit.at("recompute")).value();
+  run.memory.offload = parse_offload(fit.at("offload")).value();
+  run.memory.offload.fraction = fit.at("offload_fraction");
+  run.memory.automatic = false;
+  if (control.is_root()) cli.log.info("{}", fit.at("text").get<std::string>());
 }
 
 Recipe read_recipe(const TrainArgs& args, int num_ranks) {
@@ -46,7 +65,6 @@ Recipe read_recipe(const TrainArgs& args, int num_ranks) {
     recipe.run.check(num_ranks);
     recipe.run.check_trainable();
     if (recipe.run.device == DeviceKind::cuda) set_f8_kernels(recipe.run, gpus_found(), num_ranks);
-    if (recipe.run.memory.fit_bytes > 0) choose_recompute(recipe, num_ranks);
   } catch (const Error&) {
     recipe.error = std::current_exception();
   }
@@ -95,8 +113,8 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   });
   check_same_recipe(control, recipe.run);
   RunSpec run = recipe.run;
+  choose_memory(control, run, cli);
   if (run.threads == 0) run.threads = cpu_share(control);
-  if (control.is_root() && !recipe.fit.empty()) cli.log.info("{}", recipe.fit);
   if (control.is_root())
     cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "",
                  run.threads, world.size() > 1 ? " each" : "");

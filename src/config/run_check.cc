@@ -168,10 +168,6 @@ void check_grad(const RunSpec& s) {
         s, "optimizer.fuse_grad",
         "products with quantised operands write f32 gradients; set precision.weight_gradients = \"compute\", or "
         "remove it");
-  MOEBIUS_CHECK(usage, o.grad == GradFormat::f32 || o.master != MasterFormat::bf16_remainder,
-                "optimizer.grad = \"bf16\" leaves no memory in which masters of optimizer.master = \"bf16_remainder\" "
-                "are f32 while they are saved; set optimizer.master = \"bf16_stochastic\" or \"f32\"{}",
-                origin(s, "optimizer.grad"));
 }
 
 void check_muon(const RunSpec& s) {
@@ -180,9 +176,6 @@ void check_muon(const RunSpec& s) {
   MOEBIUS_CHECK(usage, o.momentum > 0,
                 "optimizer.name = \"muon\" needs optimizer.momentum above 0; got 0; 0.95 is usual{}",
                 origin(s, "optimizer.momentum"));
-  MOEBIUS_CHECK(usage, o.state == StateFormat::f32,
-                "optimizer.name = \"muon\" keeps its state in f32 only; remove optimizer.state, or choose \"adamw\"{}",
-                origin(s, "optimizer.state"));
   MOEBIUS_CHECK(usage, o.grad == GradFormat::f32,
                 "optimizer.name = \"muon\" makes its updates in the memory of f32 gradients; remove optimizer.grad, or "
                 "choose \"adamw\"{}",

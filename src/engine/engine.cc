@@ -175,6 +175,7 @@ void Engine::make_optimizer() {
   ShardingSpec spec{.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()};
   spec.shards_weights = spec_.fsdp;
   spec.shards_gradients = spec_.shard_gradients;
+  spec.gradients_on_host = spec_.optimizer->offload_grad;
   sharding_ = make_sharding(params, mesh_, plan_, spec);
   keep_states(*spec_.optimizer, params);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
@@ -395,9 +396,8 @@ void Engine::init_weights(Stream& s, uint64_t seed) {
   const ParamTable& params = model_->params();
   params.init(s, seed);
   // Weights in other formats have the same bits on every rank, so nothing is sent for them.
-  // Others are sent if a rank has no memory for the masters from which they are rounded.
-  const auto is_sent = [](const Param& p) { return p.is_quantised() || (p.has_remainder && p.shards_gradient()); };
-  if (std::any_of(params.all().begin(), params.all().end(), is_sent)) gather_weights(s);
+  const auto is_quantised = [](const Param& p) { return p.is_quantised(); };
+  if (std::any_of(params.all().begin(), params.all().end(), is_quantised)) gather_weights(s);
 }
 
 void Engine::gather_weights(Stream& s) {

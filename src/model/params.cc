@@ -8,6 +8,7 @@
 #include "core/rng.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/optimizer/optimizer.h"
+#include "ops/optimizer/rounding.h"
 
 namespace moebius {
 
@@ -33,10 +34,7 @@ Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
 }
 }  // namespace
 
-Tensor Param::master() const {
-  if (has_master) return master_n;
-  return has_remainder ? owned_in(*this, kept_gradient, dw) : owned_weights();
-}
+Tensor Param::master() const { return has_master ? master_n : owned_weights(); }
 
 Tensor Param::owned_weights() const { return owned_in(*this, kept_weights, w); }
 
@@ -154,8 +152,7 @@ void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
 }
 
 void ParamTable::keep_owned_gradient(size_t i, const OwnedPiece& piece) {
-  MOEBIUS_ASSERT(!params_[i].sums_apart());
-  plan_.withdraw(params_[i].dw);
+  plan_.withdraw(params_[i].grad());
   params_[i].kept_gradient = piece;
 }
 
@@ -165,8 +162,9 @@ void ParamTable::set_weights(size_t i, void* data, DeviceKind device) {
 }
 
 void ParamTable::set_gradient(size_t i, void* data, DeviceKind device) {
-  params_[i].dw.data = data;
-  params_[i].dw.device = device;
+  Tensor& grad = params_[i].sums_apart() ? params_[i].grad_sum : params_[i].dw;
+  grad.data = data;
+  grad.device = device;
 }
 
 void ParamTable::gather(Stream& s, const ParamSpan& span) {
@@ -263,82 +261,135 @@ void draw(Stream& s, const Tensor& x_n, const ElementRange& of, const Piece& pie
   fill_normal(s, fill);
 }
 
-// Returns whether only the owned elements are drawn: there is no memory for the other weights, or for their masters.
-// Engine::gather_weights() sends them.
-bool draws_owned(const Param& p) { return p.shards_weights() || (p.has_remainder && p.shards_gradient()); }
+// Draws masters in f32 and splits them into halves, through scratch for some of them.
+class HalvesDraw {
+ public:
+  HalvesDraw(Stream& s, const ParamTable& table) : s_(s) {
+    int64_t most = 0;
+    for (const Param& p : table.all()) most = std::max(most, p.has_remainder ? p.w.numel() : 0);
+    scratch_ = Buffer(s.device(), std::min(most, kMost) * size_of(DType::f32));
+  }
+  // Draws into the weights of the elements `of`, and into their remainders unless that tensor is empty.
+  void operator()(const Tensor& weight_n, const Tensor& remainder_n, const ElementRange& of, const Piece& piece,
+                  const FillNormal& how) {
+    const ElementRange range = common(of, piece.here);
+    for (int64_t done = 0; done < range.count; done += kMost) {
+      const ElementRange now{.begin = range.begin + done, .count = std::min(kMost, range.count - done)};
+      const Tensor master_n{
+          .data = scratch_.data(), .shape = {now.count}, .dtype = DType::f32, .device = weight_n.device};
+      draw(s_, master_n, now, piece, how);
+      const auto here = [&](const Tensor& t) {
+        return t.empty() ? Tensor{} : t.rows(now.begin - of.begin, now.end() - of.begin);
+      };
+      split_master(s_, {.weight_n = here(weight_n), .remainder_n = here(remainder_n), .master_n = master_n});
+    }
+  }
 
-void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed) {
+ private:
+  static constexpr int64_t kMost = int64_t{4} << 20;
+  Stream& s_;
+  Buffer scratch_;
+};
+
+void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed, HalvesDraw& draw_halves) {
   const bool uniform = p.spec.init == ParamInit::uniform, drawn = uniform || p.spec.init == ParamInit::normal;
   const FillNormal how{.rng = Rng(seed, RngSite::init, 0, key_of(part.name.c_str())),
                        .mean = p.spec.init == ParamInit::ones ? 1.0f : 0.0f,
                        .std = drawn ? p.spec.init_std : 0.0f,
                        .uniform = uniform};
-  // The weights of other owners are rounded from f32 in the same way as on their owners.
-  const Tensor& whole = p.has_remainder ? p.dw : p.w;
+  // Sharded weights have no memory for those of other owners, which passes gather. Elsewhere these are rounded from f32
+  // in the same way as on their owners.
+  const Tensor whole = p.shards_weights() ? p.owned_weights() : p.w.view({p.w.numel()});
+  const ElementRange of = p.shards_weights() ? p.owned : ElementRange{.begin = 0, .count = p.w.numel()};
   for (const Piece& piece : pieces_of(part)) {
-    if (p.is_quantised()) {  // from the masters, in Engine::gather_weights()
-    } else if (draws_owned(p)) {
-      draw(s, p.has_remainder ? p.master() : p.owned_weights(), p.owned, piece, how);
-    } else {
-      draw(s, whole.view({whole.numel()}), {.begin = 0, .count = whole.numel()}, piece, how);
+    if (p.has_remainder) {
+      if (!p.shards_weights()) draw_halves(whole, {}, of, piece, how);
+      draw_halves(p.owned_weights(), p.remainder_n, p.owned, piece, how);
+    } else if (!p.is_quantised()) {  // otherwise from the masters, in Engine::gather_weights()
+      draw(s, whole, of, piece, how);
     }
     if (p.has_master) draw(s, p.master_n, p.owned, piece, how);
   }
 }
 
-// The masters of the owned elements wait in p.dw for split_masters() where there is a remainder.
-void init_param(Stream& s, const Param& p, uint64_t seed) {
-  for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed);
-  if (!p.has_remainder || draws_owned(p)) return;
-  const Shape all{p.w.numel()};
-  split_master(s, {.weight_n = p.w.view(all), .remainder_n = {}, .master_n = p.dw.view(all)});
+template <class Asked>
+void init_params(Stream& s, const ParamTable& table, uint64_t seed, const Asked& is_asked) {
+  HalvesDraw draw_halves(s, table);
+  for (const Param& p : table.all()) {
+    if (!is_asked(p)) continue;
+    for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed, draw_halves);
+  }
+  synchronize(s);  // scratch is in use until then
+}
+
+// Calls body(first, host halves) for pieces of the range [first, first + n).
+struct HostHalves {
+  std::vector<bf16> weights;
+  std::vector<uint16_t> remainders;
+  int64_t bytes() const { return std::ssize(weights) * static_cast<int64_t>(sizeof(bf16)); }
+};
+template <class Body>
+void for_halves(int64_t n, Body&& body) {
+  constexpr int64_t kMost = int64_t{4} << 20;
+  HostHalves halves;
+  for (int64_t at = 0; at < n; at += kMost) {
+    const auto count = static_cast<size_t>(std::min(kMost, n - at));
+    halves.weights.resize(count);
+    halves.remainders.resize(count);
+    body(at, halves);
+  }
 }
 
 }  // namespace
 
+void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values) {
+  MOEBIUS_ASSERT(p.has_remainder && first + std::ssize(values) <= p.owned.count);
+  for_halves(std::ssize(values), [&](int64_t at, HostHalves& halves) {
+    const int64_t begin = first + at, end = begin + std::ssize(halves.weights);
+    copy_to_host(s, halves.weights.data(), p.owned_weights().rows(begin, end).data, halves.bytes());
+    copy_to_host(s, halves.remainders.data(), p.remainder_n.rows(begin, end).data, halves.bytes());
+    for (size_t i = 0; i < halves.weights.size(); ++i)
+      values[static_cast<size_t>(at) + i] = joined(halves.weights[i], halves.remainders[i]);
+  });
+}
+
+void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values) {
+  MOEBIUS_ASSERT(p.has_remainder && first + std::ssize(values) <= p.owned.count);
+  for_halves(std::ssize(values), [&](int64_t at, HostHalves& halves) {
+    for (size_t i = 0; i < halves.weights.size(); ++i) {
+      const WeightAndRemainder both = split(values[static_cast<size_t>(at) + i]);
+      halves.weights[i] = both.weight;
+      halves.remainders[i] = both.remainder;
+    }
+    const int64_t begin = first + at, end = begin + std::ssize(halves.weights);
+    copy_to_device(s, p.owned_weights().rows(begin, end).data, halves.weights.data(), halves.bytes());
+    copy_to_device(s, p.remainder_n.rows(begin, end).data, halves.remainders.data(), halves.bytes());
+    synchronize(s);
+  });
+}
+
 void ParamTable::init(Stream& s, uint64_t seed) const {
-  for (const Param& p : params_)
-    if ((p.spec.trainable || p.frozen) && is_drawn(p)) init_param(s, p, seed);
-  split_masters(s);
+  init_params(s, *this, seed, [](const Param& p) { return (p.spec.trainable || p.frozen) && is_drawn(p); });
 }
 
 void ParamTable::init_adapters(Stream& s, uint64_t seed) const {
-  for (const Param& p : params_)
-    if (p.spec.kind == ParamKind::adapter) init_param(s, p, seed);
-  split_masters(s);
+  init_params(s, *this, seed, [](const Param& p) { return p.spec.kind == ParamKind::adapter; });
 }
 
 void ParamTable::sync(Stream& s) const {
   for (const Param& p : params_) {
     if (p.has_master && !p.is_quantised()) copy(s, p.owned_weights(), p.master_n);
   }
-  split_masters(s);
-}
-
-void ParamTable::join_masters(Stream& s) const {
-  for (const Param& p : params_) {
-    if (!p.has_remainder) continue;
-    join_master(s, {.master_n = p.master(), .weight_n = p.owned_weights(), .remainder_n = p.remainder_n});
-  }
-}
-
-void ParamTable::split_masters(Stream& s) const {
-  for (const Param& p : params_) {
-    if (!p.has_remainder) continue;
-    split_master(s, {.weight_n = p.owned_weights(), .remainder_n = p.remainder_n, .master_n = p.master()});
-  }
-  clear_masters(s);
-}
-
-void ParamTable::clear_masters(Stream& s) const {
-  for (const Param& p : params_) {
-    if (p.has_remainder) fill_zero(s, p.shards_gradient() ? p.owned_gradient() : p.dw);
-  }
 }
 
 void ParamTable::zero_grads(Stream& s) const {
   for (const Param& p : params_) {
-    if (p.has_grad && !p.fuses_grad()) fill_zero(s, p.shards_gradient() ? p.owned_gradient() : p.dw);
+    if (!p.has_grad) continue;
+    if (p.shards_gradient()) {
+      fill_zero(s, p.owned_gradient());
+      continue;
+    }
+    if (!p.fuses_grad()) fill_zero(s, p.dw);
     if (p.sums_apart()) fill_zero(s, p.grad_sum);
   }
 }
@@ -350,8 +401,8 @@ void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_s
     const Shape all{p.w.numel()};
     sum_gradient(s, {.sum_n = p.grad_sum.view(all),
                      .grad_n = p.dw.view(all),
-                     .adds = !first_of_step,
-                     .on_host = optimizer_.offload_grad});
+                     .adds = !first_of_step && !p.shards_gradient(),
+                     .on_host = optimizer_.offload_grad && !p.shards_gradient()});
   }
 }
 

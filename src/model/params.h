@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -91,7 +92,8 @@ struct Param {
   Tensor scales;   // f32, only if the weights are held quantised
   Tensor dw;       // f32, the gradient that ops write; only with has_grad and without fuses_grad()
   // The sum of the gradient over micro-batches in bf16, if gradients are summed in bf16; else empty. dw then has the
-  // gradient of one micro-batch, until ParamTable::sum_gradients(), in memory that all layers share.
+  // gradient of one micro-batch, until ParamTable::sum_gradients(), in memory that all layers share. With
+  // shards_gradient() this is dw rounded, of one micro-batch too.
   Tensor grad_sum;
   bool has_grad = false;
   bool has_master = false;  // the f32 master has memory of its own
@@ -106,7 +108,7 @@ struct Param {
   // With parallel.fsdp: the owned weights, the only ones that this rank keeps. w has memory from ready() until another
   // layer reuses it.
   OwnedPiece kept_weights;
-  // With parallel.shard_gradients: the owned sums of gradients. dw has the gradient of one micro-batch, from
+  // With parallel.shard_gradients: the owned sums of gradients. grad() has the gradient of one micro-batch, from
   // begin_gradient() until another layer reuses its memory.
   OwnedPiece kept_gradient;
   bool shards_weights() const { return kept_weights.of != nullptr; }
@@ -116,7 +118,7 @@ struct Param {
   Tensor master_n;     // f32 [owned.count], only with has_master
   Tensor remainder_n;  // u16 [owned.count], only with has_remainder (ops/optimizer/rounding.h)
   // Returns the values that the optimizer updates, [owned.count]: f32 in training, bf16 with stochastic rounding, else
-  // w's dtype. With has_remainder they are in the memory of the gradient, after ParamTable::join_masters().
+  // w's dtype. With has_remainder they are the high halves, and those in remainder_n are the low ones.
   Tensor master() const;
   // The gradient, summed over the micro-batches of a step. REQUIRES: !shards_gradient().
   const Tensor& grad() const { return sums_apart() ? grad_sum : dw; }
@@ -130,7 +132,7 @@ struct Param {
   Tensor owned_gradient() const;
   // Returns whether products add to product_grad() in a pass; otherwise they store it (ParamSpec::grad_stored_first).
   bool adds_to_grad(const MicroBatch& batch) const {
-    const bool has_all = fuses_grad() || (!sums_apart() && !shards_gradient());
+    const bool has_all = !shards_gradient() && (fuses_grad() || !sums_apart());
     return batch.later_part || (!batch.first_of_step && has_all);
   }
 };
@@ -228,15 +230,9 @@ class ParamTable {
   // Engine::gather_weights() afterwards.
   void init(Stream& s, uint64_t seed) const;
   void init_adapters(Stream& s, uint64_t seed) const;  // the same, for adapters alone
-  // Rounds the masters of the owned elements into weights that are not quantised, with split_masters(). Call it after
-  // masters were loaded, and then Engine::gather_weights() to send the weights to the other ranks.
+  // Rounds the masters of the owned elements into weights that are not quantised. Call it after masters were loaded,
+  // and then Engine::gather_weights() to send the weights to the other ranks.
   void sync(Stream& s) const;
-  // For parameters with a remainder, between two steps. join_masters() writes the f32 masters into the memory of the
-  // gradient, which is Param::master(). split_masters() makes weights and remainders from these masters. It and
-  // clear_masters() clear the gradient.
-  void join_masters(Stream& s) const;
-  void split_masters(Stream& s) const;
-  void clear_masters(Stream& s) const;
   void zero_grads(Stream& s) const;
   // Clears only the gradients that the next step does not store first.
   void zero_added_grads(Stream& s) const;
@@ -264,6 +260,11 @@ class ParamTable {
   ParamResidency* residency_ = nullptr;
   ResidencyOrder order_;
 };
+
+// Reads, or replaces, the f32 masters of the owned elements [first, first + values.size()) of a parameter with a
+// remainder, which have no tensor of their own. `values` is in host memory; these return when the copies have ended.
+void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values);
+void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values);
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
 

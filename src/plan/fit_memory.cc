@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include "config/check/expert_rows_bound.h"
 #include "config/check/offload_check.h"
@@ -71,8 +73,15 @@ class Fitting {
       uses_.push_back(pipeline_use(specs_[0].pipeline, specs_[0].mesh.pp, r));
   }
 
-  MemoryFit result() {
-    const RecomputeSpec chosen = run_.memory.automatic ? choose() : run_.memory.recompute;
+  MemoryFit result() { return *result_below(std::numeric_limits<double>::infinity(), 0); }
+
+  // Returns nothing where the passes of a rank take limit_s or longer. first_rank: the rank that is tried first, since
+  // it decides this most often.
+  std::optional<MemoryFit> result_below(double limit_s, int64_t first_rank) {
+    std::optional<RecomputeSpec> found = run_.memory.recompute;
+    if (run_.memory.automatic) found = choose(limit_s, first_rank);
+    if (!found) return {};
+    const RecomputeSpec& chosen = *found;
     MemoryFit fit{.run = run_, .fit_bytes = run_.memory.fit_bytes};
     fit.run.memory.automatic = false;
     fit.run.memory.recompute = chosen;
@@ -80,8 +89,11 @@ class Fitting {
     for (int64_t r = 0; r < layout_.num_ranks; ++r) {
       fit.bytes = std::max(fit.bytes, bytes(r, chosen));
       fit.host_bytes = std::max(fit.host_bytes, host_bytes(r, chosen));
-      fit.pass_s = std::max(fit.pass_s, seconds(r, chosen));
+      const double s = seconds(r, chosen);
+      if (s > fit.pass_s) fit.slowest_rank = r;
+      fit.pass_s = std::max(fit.pass_s, s);
     }
+    if (fit.pass_s >= limit_s) return {};
     compare_with_kept(fit);
     MOEBIUS_CHECK(usage, fit.bytes <= fit.fit_bytes,
                   "memory.fit = \"{}\": a rank needs {} with memory.recompute = {}; recompute more, or set "
@@ -315,14 +327,16 @@ class Fitting {
     return spec;
   }
 
-  RecomputeSpec choose() const {
+  std::optional<RecomputeSpec> choose(double limit_s, int64_t first_rank) const {
     const ModelSpec& model = specs_[0].model;
     std::vector<RecomputeSpec> of_layer(
         static_cast<size_t>(model.num_layers + (specs_[0].shape.num_mtp > 0 ? model.num_mtp_layers : 0)));
-    for (int64_t r = 0; r < layout_.num_ranks; ++r) {
+    for (int64_t i = 0; i < layout_.num_ranks; ++i) {
+      const int64_t r = (first_rank + i) % layout_.num_ranks;
       const std::vector<HeldLayer> layers = layers_of(r);
       const RankChoice choice = choose_rank(r, layers);
-      for (size_t i = 0; i < layers.size(); ++i) of_layer[static_cast<size_t>(layers[i].layer)] = set_of(choice, i);
+      if (choice.seconds >= limit_s) return {};
+      for (size_t k = 0; k < layers.size(); ++k) of_layer[static_cast<size_t>(layers[k].layer)] = set_of(choice, k);
     }
     return joined(of_layer);
   }
@@ -402,11 +416,12 @@ class OffloadSearch {
     RunSpec run = run_;
     run.memory.offload = list;
     try {
-      MemoryFit fit = fitted(run);
-      check_offload(fit.run);
+      const double limit_s = best_ ? best_->pass_s : std::numeric_limits<double>::infinity();
+      std::optional<MemoryFit> fit = fitting(run).result_below(limit_s, best_ ? best_->slowest_rank : 0);
+      if (!fit) return false;
+      check_offload(fit->run);
       const double host = machine_.host_memory_of_rank();
-      if (host > 0 && static_cast<double>(fit.host_bytes) > host) return false;
-      if (best_ && fit.pass_s >= best_->pass_s) return false;
+      if (host > 0 && static_cast<double>(fit->host_bytes) > host) return false;
       best_ = std::move(fit);
       list_ = list;
       return true;

@@ -19,13 +19,14 @@
 namespace moebius {
 
 struct MemoryFit {
-  RunSpec run;             // the given run with its recompute and offload chosen; memory.automatic is false
-  int64_t fit_bytes = 0;   // memory limit of a rank
-  int64_t bytes = 0;       // memory of the rank that needs the most
-  int64_t host_bytes = 0;  // host memory of the rank that needs the most
-  int64_t kept_bytes = 0;  // as `bytes`, with nothing recomputed, and nothing offloaded but what the run names
-  double pass_s = 0;       // time of the passes of a micro-batch of the slowest rank
-  double more = 0;         // its relative increase, compared with kept_bytes' run
+  RunSpec run;               // the given run with its recompute and offload chosen; memory.automatic is false
+  int64_t fit_bytes = 0;     // memory limit of a rank
+  int64_t bytes = 0;         // memory of the rank that needs the most
+  int64_t host_bytes = 0;    // host memory of the rank that needs the most
+  int64_t kept_bytes = 0;    // as `bytes`, with nothing recomputed, and nothing offloaded but what the run names
+  double pass_s = 0;         // time of the passes of a micro-batch of the slowest rank
+  int64_t slowest_rank = 0;  // its pipeline rank
+  double more = 0;           // its relative increase, compared with kept_bytes' run
   // Returns a string such as "memory.recompute = [...]: a rank needs 78.9 GiB of memory.fit = 80GiB, and 131 GiB with
   // nothing recomputed; passes take 4.1 % longer". It has memory.offload too where something is offloaded.
   std::string text() const;

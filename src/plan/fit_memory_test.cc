@@ -125,6 +125,33 @@ TEST(FitMemory, OffloadIsNotChosenWhereAllFitsOrTheRecipeNamesIt) {
   EXPECT_FALSE(fit_memory(on_cpu, 1).run.memory.offload.any()) << "a CPU has no other memory";
 }
 
+// On a pipeline a list is given up where one rank is too slow. No list of one name is better than the choice.
+TEST(FitMemory, OffloadOfAPipelineIsNoWorseThanAnyName) {
+  const PlanMachine h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
+  const Assumptions assume;
+  PartLibrary parts;
+  const auto fit = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> set{"parallel.pp=2", "memory.fit=54GiB"};
+    set.insert(set.end(), more.begin(), more.end());
+    return fit_memory(parts, run_of_8_layers(set), 2, h100, assume);
+  };
+  const MemoryFit chosen = fit({});
+  int64_t num_that_fit = 0;
+  for (const char* name : {"layer_input", "norm", "qkv", "attention", "expert_up", "layer"}) {
+    for (const char* fraction : {"1", "0.5"}) {
+      try {
+        const MemoryFit named =
+            fit({fmt::format("memory.offload=[\"{}\"]", name), fmt::format("memory.offload_fraction={}", fraction)});
+        EXPECT_LE(chosen.pass_s, named.pass_s) << name << " of " << fraction;
+        ++num_that_fit;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.kind(), ErrorKind::usage);  // it does not fit
+      }
+    }
+  }
+  EXPECT_GT(num_that_fit, 4);
+}
+
 // A host with little memory gets little, and one with a slow link nothing.
 TEST(FitMemory, OffloadDependsOnTheHost) {
   const RunSpec run = run_of_8_layers({"memory.fit=108GiB", "checkpoint.async=false"});

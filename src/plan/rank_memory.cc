@@ -193,13 +193,17 @@ int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int6
 void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<ParamBucket>& trained,
                         const std::vector<ParamBucket>& frozen) {
   std::map<int64_t, int64_t> weights, gradients;
+  bool any_apart = false;
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets)
       if (bucket.shards_weights) weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
   for (const ParamBucket& bucket : trained)
-    if (bucket.shards_gradients) gradients[bucket.layer] += bucket.numel * size_of(DType::f32);
+    if (bucket.shards_gradients) {
+      gradients[bucket.layer] += bucket.numel * size_of(bucket.grad());
+      any_apart = any_apart || bucket.sums_apart;
+    }
   add_layer_buffers(m, Life::comm, weights, spec.overlap);
-  const int64_t arrived = add_layer_buffers(m, Life::layer_grad, gradients, spec.overlap);
+  const int64_t arrived = add_layer_buffers(m, any_apart ? Life::comm : Life::layer_grad, gradients, spec.overlap);
   if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
 }
 
@@ -419,7 +423,8 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
     const double n = static_cast<double>(group_size(spec.mesh, bucket.axis));
     const double numel = static_cast<double>(bucket.numel);
     r.held += bucket.sum;
-    if (bucket.sums_apart) r.sums_apart += bucket.sum;
+    if (bucket.sums_apart)
+      r.sums_apart += bucket.shards_gradients ? bucket.numel / group_size(spec.mesh, bucket.axis) : bucket.sum;
     for (const HeldParam& p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
     if (!bucket.shards_gradients) {
       r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;

@@ -25,7 +25,7 @@ struct RankParams {
   int64_t owned = 0;         // elements that this rank's optimizer updates
   int64_t held = 0;          // elements of this rank that have a gradient
   int64_t stored_first = 0;  // elements whose gradients the first micro-batch of a step stores
-  int64_t sums_apart = 0;    // elements whose gradients are accumulated in bf16
+  int64_t sums_apart = 0;    // elements whose gradients it accumulates in bf16
   int64_t logits = 0;        // with QK-clip: elements that dp_cp ranks exchange (PartWork::logits)
   // Bytes that this rank sends, by axis, to reduce gradients and gather weights, and the number of buckets. Sharded
   // layers are not included (plan/sharding/sharded_layers.h).

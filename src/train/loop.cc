@@ -304,11 +304,9 @@ void TrainingRun::save(int64_t step) {
   engine_.finish_update();
   const std::vector<NamedTensor> state = training_state(engine_);
   Stream s = engine_.stream();
-  engine_.model().params().join_masters(s);
   control_.together([&] { check_state_is_finite(step, state); });
   control_.on_root([&] { run_log_.sync(); });
   store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
-  engine_.model().params().clear_masters(s);
   engine_.sample_peak_memory();
   saved_step_ = step;
   on_root_only([&] { run_log_.write_event("checkpoint", step, nlohmann::ordered_json::object()); });

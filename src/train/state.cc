@@ -26,6 +26,7 @@ void add_parts(std::vector<NamedTensor>& state, const std::string& prefix, const
                      .slice = slice_of(p, part),
                      .is_replica = is_replica(p, mesh),
                      .converts = p.has_grad});
+    if (p.has_remainder) state.back().remainder = owned_part_of(p.remainder_n, p, part);
   }
 }
 

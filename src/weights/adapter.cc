@@ -201,8 +201,7 @@ class MergedWeights final : public WeightsReader {
   std::vector<size_t> a_, b_;  // of each entry: its adapter's tensors
 };
 
-// Fills the block of one part, and the masters of what this rank owns of it. Masters with a remainder are stored where
-// split_masters() reads them.
+// Fills the block of one part, and the masters of what this rank owns of it.
 void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vector<float>& whole) {
   std::vector<float> block(part.local_shape().numel());
   const TensorSlice slice{dims_of(part.shape), part.shard, 0, std::ssize(block)};
@@ -217,7 +216,10 @@ void load_part(Stream& s, const Param& p, const ParamPart& part, const std::vect
     convert_owned(p.owned_weights());
   else
     convert_elements(s, part_of(p.w, part).view({std::ssize(block)}), block.data(), DType::f32, part.name);
-  if (p.has_master || p.has_remainder) convert_owned(p.master());
+  if (p.has_master) convert_owned(p.master());
+  if (p.has_remainder && owned.count > 0)
+    write_masters(s, p, part.offset + owned.begin - p.owned.begin,
+                  std::span(block).subspan(static_cast<size_t>(owned.begin), static_cast<size_t>(owned.count)));
 }
 
 }  // namespace
@@ -302,7 +304,6 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
     if (p.spec.kind != ParamKind::adapter) continue;
     for (const ParamPart& part : p.spec.parts) load_part(s, p, part, adapters->read_f32(entry_of.at(part.name)));
   }
-  model.params().split_masters(s);
 }
 
 namespace {

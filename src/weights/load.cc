@@ -143,7 +143,13 @@ class PartLoader {
       convert(e, of_part.rows(here.begin - owned.begin, here.end() - owned.begin), here.begin - range.begin);
     };
     if (p.shards_weights() && !p.is_quantised()) convert_owned(p.owned_weights());
-    if (p.has_master || p.has_remainder) convert_owned(p.master());
+    if (p.has_master) convert_owned(p.master());
+    if (p.has_remainder) {
+      values_.resize(static_cast<size_t>(here.count));
+      convert_elements(values_.data(), DType::f32, bytes_.data() + (here.begin - range.begin) * size_of(e.dtype),
+                       e.dtype, here.count, who_ + ": " + e.name);
+      write_masters(s_, p, part.offset + here.begin - p.owned.begin, values_);
+    }
   }
   void convert(const WeightsEntry& e, const Tensor& to, int64_t first) {
     convert_elements(s_, to, bytes_.data() + first * size_of(e.dtype), e.dtype, who_ + ": " + e.name);
@@ -153,6 +159,7 @@ class PartLoader {
   const WeightsReader& reader_;
   std::string who_;
   std::vector<char> bytes_;
+  std::vector<float> values_;
   std::vector<NotFinite> not_finite_;
 };
 
@@ -177,7 +184,6 @@ std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& 
         loader.load(it->second, p, part);
     }
   }
-  model.params().split_masters(s);
   return loader.not_finite();
 }
 

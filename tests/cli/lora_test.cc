@@ -92,7 +92,7 @@ TEST_F(LoraRun, StartsFromTheMastersOfAnAdapter) {
   }
 }
 
-// With sharded gradients and a remainder a rank draws its own elements alone, and the others come from their owners.
+// With a remainder each rank draws its own masters, and the weights of other owners in bf16.
 TEST_F(LoraRun, OfTwoRanksWithShardedGradientsHasTheLossesOfWholeOnes) {
   std::vector<double> losses;
   for (const std::string sharded : {"false", "true"}) {

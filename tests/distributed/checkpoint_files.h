@@ -33,12 +33,9 @@ inline CheckpointBytes contents_of(const std::string& folder) {
 // Even steps are saved in the background.
 inline void save_checkpoint(Engine& engine, Control& control, const std::string& dir, int64_t step) {
   Stream s = engine.stream();
-  const ParamTable& params = engine.model().params();
-  params.join_masters(s);
   CheckpointStore store(control, dir, 0, /*async_save=*/step % 2 == 0);
   store.save(step, training_state(engine), {{"step", step}}, &s);
   store.wait();
-  params.clear_masters(s);
 }
 
 inline void load_checkpoint(Engine& engine, Control& control, const std::string& folder) {

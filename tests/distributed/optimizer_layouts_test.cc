@@ -47,14 +47,18 @@ const Choice kChoices[] = {
     {"sgd_half_state_remainder", {.kind = OptimizerKind::sgd, .state = kHalf, .master = bf16_remainder}},
     {"muon", {.kind = OptimizerKind::muon}},
     {"muon_odd_vocabulary", {.kind = OptimizerKind::muon}, false, true},
-    {"muon_remainder_offload", {.kind = OptimizerKind::muon, .master = bf16_remainder, .offload = true}, true},
-    {"muon_stochastic", {.kind = OptimizerKind::muon, .master = bf16_stochastic}},
+    {"muon_blocks_remainder_offload",
+     {.kind = OptimizerKind::muon, .state = kBlocks, .master = bf16_remainder, .offload = true},
+     true},
+    {"muon_half_state_stochastic", {.kind = OptimizerKind::muon, .state = kHalf, .master = bf16_stochastic}},
     {"adamw_blocks", {.state = kBlocks}, true},
     {"adamw_blocks_remainder_offload", {.state = kBlocks, .master = bf16_remainder, .offload = true}, true},
     {"adamw_blocks_stochastic_half_grad",
      {.state = kBlocks, .master = bf16_stochastic, .grad = GradFormat::bf16, .offload = true, .offload_grad = true},
      true},
-    {"sgd_blocks_half_grad", {.kind = OptimizerKind::sgd, .state = kBlocks, .grad = GradFormat::bf16}, true},
+    {"sgd_blocks_remainder_half_grad",
+     {.kind = OptimizerKind::sgd, .state = kBlocks, .master = bf16_remainder, .grad = GradFormat::bf16},
+     true},
 };
 
 struct OnRanks {
@@ -372,8 +376,9 @@ TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
 // rounded to nearest, and all others keep their bits.
 TEST(OptimizerFormats, AnyFormatReadsACheckpointOfAnyOther) {
   const TestDir dir;
-  const OptimizerSpec formats[] = {
-      {}, {.state = kHalf, .master = bf16_remainder}, {.state = kHalf, .master = bf16_stochastic}};
+  const OptimizerSpec formats[] = {{},
+                                   {.state = kHalf, .master = bf16_remainder, .grad = GradFormat::bf16},
+                                   {.state = kHalf, .master = bf16_stochastic}};
   for (size_t from = 0; from < std::size(formats); ++from) {
     const std::string saved = dir.path(fmt::format("from{}", from));
     run_threads(2, test_world(), [&](Transport& world) {

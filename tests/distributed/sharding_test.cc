@@ -233,6 +233,27 @@ TEST(Sharding, ResumesWithFrozenWeights) {
   }
 }
 
+// Ranks that share gradients sum them in bf16 where these are whole, and where they are sharded.
+TEST(Sharding, KeepsTheBitsOfSumsInBf16) {
+  const TestDir dir;
+  const LayoutWay whole{.num_micro_batches = 1}, gradients{.shard_gradients = true, .num_micro_batches = 1},
+      both{.overlap = false, .fsdp = true, .shard_gradients = true, .num_micro_batches = 1};
+  for (const ParallelSpec& layout : {ParallelSpec{.ep = 2}, ParallelSpec{.tp = 2}, ParallelSpec{.pp = 2}}) {
+    const std::string name = dir.path(fmt::format("tp{}_pp{}", layout.tp, layout.pp));
+    const auto steps = [&](const std::vector<LayoutWay>& ways, const char* kind) {
+      std::vector<EngineSpec> specs;
+      for (const LayoutWay& way : ways) {
+        EngineSpec& spec = specs.emplace_back(spec_on(4, layout, way));
+        spec.precision.compute = DType::bf16;
+        spec.optimizer->master = MasterFormat::bf16_remainder;
+        spec.optimizer->grad = GradFormat::bf16;
+      }
+      return resumed_steps(4, specs, fmt::format("{}/{}", name, kind));
+    };
+    expect_same_contents(steps({both, whole, gradients}, "mixed"), steps({whole, whole, whole}, "whole"));
+  }
+}
+
 struct Formats {
   const char* name;
   OptimizerSpec optimizer;
@@ -247,7 +268,10 @@ TEST(Sharding, KeepsTheBitsOfEveryFormat) {
       {"remainder", {.master = bf16_remainder}},
       {"half_state_stochastic", {.state = kHalf, .master = bf16_stochastic}},
       {"blocks_offload", {.state = kBlocks, .offload = true}},
-      {"half_gradients", {.grad = GradFormat::bf16}, false},
+      {"half_gradients", {.grad = GradFormat::bf16}},
+      {"half_gradients_fused_remainder", {.master = bf16_remainder, .grad = GradFormat::bf16, .fuse_grad = true}},
+      {"half_gradients_offload",
+       {.state = kHalf, .master = bf16_remainder, .grad = GradFormat::bf16, .offload = true, .offload_grad = true}},
       {"sgd", {.kind = OptimizerKind::sgd}},
       {"muon", {.kind = OptimizerKind::muon}, false},
       {"clipped", {.qk_clip = 0.01}},

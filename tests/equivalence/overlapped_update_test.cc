@@ -49,8 +49,6 @@ CheckpointBytes state_of(Engine& engine, const TestDir& dir, const char* name) {
   Control control(*self);
   engine.finish_update();
   save_checkpoint(engine, control, dir.path(name), 1);
-  Stream s = engine.stream();
-  engine.model().params().clear_masters(s);
   return contents_of(dir.path(name) + "/step-00000001");
 }
 

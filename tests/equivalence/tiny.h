@@ -141,6 +141,12 @@ inline std::vector<float> all_elements(Engine& engine, bool gradients) {
   std::vector<float> all;
   for (const Param& p : engine.model().params().all()) {
     if (!p.has_grad) continue;
+    if (!gradients && p.has_remainder) {
+      Stream s = engine.stream();
+      all.resize(all.size() + static_cast<size_t>(p.owned.count));
+      read_masters(s, p, 0, std::span(all).last(static_cast<size_t>(p.owned.count)));
+      continue;
+    }
     const Tensor& t = gradients ? p.dw : p.master();
     all.insert(all.end(), t.ptr<float>(), t.ptr<float>() + t.numel());
   }

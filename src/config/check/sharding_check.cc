@@ -26,8 +26,6 @@ void check_weights(const RunSpec& s) {
 void check_gradients(const RunSpec& s) {
   const char* key = "parallel.shard_gradients";
   if (!s.parallel.shard_gradients) return;
-  refuse_unless(s, key, s.optimizer.grad == GradFormat::f32,
-                "keeps sums in f32; set optimizer.grad = \"f32\", or remove it");
   refuse_unless(s, key, s.optimizer.kind != OptimizerKind::muon,
                 "leaves no memory of whole gradients, in which Muon brings a matrix together; set optimizer.name = "
                 "\"adamw\", or remove it");

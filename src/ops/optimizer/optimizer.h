@@ -91,7 +91,8 @@ struct Sgd {
   Tensor scale_1;        // in f32
   Tensor lr_and_step_2;  // in f64 [lr, step], may be empty
   float lr = 0, momentum = 0;
-  int64_t step = 1;  // 1-based
+  int64_t step = 1;      // 1-based
+  bool reads_lr = true;  // false: of lr_and_step_2 only the step is read, and lr is the argument
 };
 void sgd(Stream& s, const Sgd& a);
 Cost cost(const Sgd& a);

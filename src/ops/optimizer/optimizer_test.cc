@@ -105,7 +105,8 @@ TEST_P(OptimizerTest, SgdEqualsItsReference) {
       for (const int64_t n : {0, 1, 7, 1000, 70001}) {
         Array master = Array::normal({n}, DType::f32, 1), grad = Array::normal({n}, DType::f32, 2), m({n}, DType::f32),
               param = Array::poisoned({n}, dtype), scale = Array::of({1}, DType::f32, {0.5}),
-              lr_and_step = Array::of({2}, DType::f64, {0.125, 7});
+              lr_and_step = Array::of({2}, DType::f64, {0.125, 7}),
+              other_lr_and_step = Array::of({2}, DType::f64, {99, 7});
         Array alone = master, alone_m = m;
         Values want = master.values(), want_m = m.values();
         for (int step = 0; step < 3; ++step) {
@@ -127,6 +128,11 @@ TEST_P(OptimizerTest, SgdEqualsItsReference) {
           if (momentum != 0) t.m_n = alone_m.tensor();
           a.lr = 99;  // lr in memory replaces it
           a.lr_and_step_2 = lr_and_step.tensor();
+          if (step == 1) {  // unless it is not read
+            a.lr = 0.125f;
+            a.lr_and_step_2 = other_lr_and_step.tensor();
+            a.reads_lr = false;
+          }
           sgd(s_, a);
         }
         const double error = 3 * 4 * testing::epsilon(DType::f32);

@@ -107,7 +107,7 @@ void MuonOptimizer::update(Stream& s, StepStack& stack, const OptimizerStepArgs&
                        .newton_schulz = stack.alloc({scratch_.newton_schulz_bytes}, DType::u8)};
   const std::vector<TrainedParams::OfPart> parts = matrices_.parts();
   const std::vector<Batch> batches = batches_of(parts);
-  for (const Batch batch : batches) add_momentum(s, batch, work, args.scale_1);
+  for (const Batch batch : batches) add_momentum(s, batch, work, args);
   sharding_.gather_gradients(s, is_of_matrices);
   for (const Batch batch : batches) orthogonalise(s, batch, work, args);
 }
@@ -125,17 +125,35 @@ std::vector<MuonOptimizer::Batch> MuonOptimizer::batches_of(const std::vector<Tr
 }
 
 // Two steps of SGD give u, of a weight that begins at 0: the first adds momentum m to it, the second g.
-void MuonOptimizer::add_momentum(Stream& s, Batch batch, const Workspace& work, const Tensor& scale_1) const {
-  int64_t n = 0;
-  for (const TrainedParams::OfPart& part : batch) n += part.owned.count;
+void MuonOptimizer::add_momentum(Stream& s, Batch batch, const Workspace& work, const OptimizerStepArgs& args) const {
   const UpdatedTensor& first = batch.front().tensor;
-  const Tensor u_n = work.whole_n.rows(0, n), m_n = extended(first.m_n, n), grad_n = extended(first.grad_n, n);
+  // A part has draws of its own if m is rounded stochastically. Otherwise all parts are one tensor.
+  std::vector<UpdatedTensor> with_m;
+  int64_t n = 0;
+  for (const TrainedParams::OfPart& part : batch) {
+    const Tensor u_n = work.whole_n.rows(n, n + part.owned.count);
+    with_m.push_back({.param_n = u_n,
+                      .master_n = u_n,
+                      .m_n = part.tensor.m_n,
+                      .grad_n = part.tensor.grad_n,
+                      .draws = part.tensor.draws,
+                      .m_scale_b = part.tensor.m_scale_b});
+    n += part.owned.count;
+  }
+  const Tensor u_n = work.whole_n.rows(0, n), grad_n = extended(first.grad_n, n);
+  if (first.m_n.dtype == DType::f32)
+    with_m = {{.param_n = u_n, .master_n = u_n, .m_n = extended(first.m_n, n), .grad_n = grad_n}};
+  const UpdatedTensor without{.param_n = u_n, .master_n = u_n, .grad_n = grad_n};
   const auto momentum = static_cast<float>(spec_.momentum);
   fill_zero(s, u_n);
-  const UpdatedTensor with_m{.param_n = u_n, .master_n = u_n, .m_n = m_n, .grad_n = grad_n},
-      without{.param_n = u_n, .master_n = u_n, .grad_n = grad_n};
-  sgd(s, {.tensors = std::span(&with_m, 1), .scale_1 = scale_1, .lr = -momentum, .momentum = momentum});
-  sgd(s, {.tensors = std::span(&without, 1), .scale_1 = scale_1, .lr = -1});
+  sgd(s, {.tensors = with_m,
+          .scale_1 = args.scale_1,
+          .lr_and_step_2 = args.lr_and_step_2,
+          .lr = -momentum,
+          .momentum = momentum,
+          .step = args.train_step,
+          .reads_lr = false});
+  sgd(s, {.tensors = std::span(&without, 1), .scale_1 = args.scale_1, .lr = -1});
   copy(s, grad_n, u_n);
 }
 
@@ -164,7 +182,7 @@ void MuonOptimizer::orthogonalise(Stream& s, Batch batch, const Workspace& work,
     const TrainedParams::OfPart& part = batch[static_cast<size_t>(i)];
     const Tensor o_MN = o_BMN.rows(i, i + 1).view(shape);
     UpdatedTensor& t = tensors.emplace_back(part.tensor);
-    t.m_n = {};
+    t.m_n = t.m_scale_b = {};
     t.grad_n = matrices[static_cast<size_t>(i)].own(s, o_MN).rows(part.owned.begin, part.owned.end());
   }
   sgd(s, {.tensors = tensors,

@@ -10,7 +10,8 @@
 // are never sent, and experts whose gradient no other rank shares need no messages. The products are of whole matrices,
 // so the layout changes no bit. Neighbours of one shape, such as the experts of a layer, are computed in batches.
 //
-// u is stored in the memory of the gradient.
+// u is stored in the memory of the gradient. It is computed from the f32 momentum; where the state is in fewer bits, the
+// momentum is rounded stochastically after that.
 #pragma once
 
 #include <array>
@@ -40,7 +41,7 @@ class MuonOptimizer final : public Optimizer {
   using Batch = std::span<const TrainedParams::OfPart>;
   static std::vector<Batch> batches_of(const std::vector<TrainedParams::OfPart>& parts);
   // Replaces the gradient of the owned elements by u.
-  void add_momentum(Stream& s, Batch batch, const Workspace& work, const Tensor& scale_1) const;
+  void add_momentum(Stream& s, Batch batch, const Workspace& work, const OptimizerStepArgs& args) const;
   void orthogonalise(Stream& s, Batch batch, const Workspace& work, const OptimizerStepArgs& args) const;
 
   OptimizerSpec spec_;

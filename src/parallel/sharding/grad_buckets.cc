@@ -118,7 +118,8 @@ void GradBuckets::place(GradBucket& bucket, ParamTable& params, const Mesh& mesh
   else
     plan.join(views_of(bucket, &Param::w), multiple);
   if (is_shared && spec.shards_gradients && !bucket.is_frozen)
-    plan.declare(bucket.gradient_share, first.spec.name + ".grad_share", {share}, DType::f32, Life::grad);
+    plan.declare(bucket.gradient_share, first.spec.name + ".grad_share", {share}, first.grad().dtype,
+                 spec.gradients_on_host && first.sums_apart() ? Life::host : Life::grad);
   else if (!bucket.is_frozen)
     plan.join(views_of(bucket, first.sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   bucket.own = {.begin = share * bucket.group->rank(), .count = share};

@@ -33,7 +33,7 @@ struct GradBucket {
   int layer = -1;               // Param::layer of all of them, if a bucket has one layer alone; else -1
   bool is_frozen = false;       // true if all of them are frozen
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
-  Tensor gradient_share;        // f32 [own.count], the same of the gradients
+  Tensor gradient_share;        // [own.count], the same of the gradients, in the dtype of their sums
   // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and
   // this rank's shard for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
   Group* shard_group = nullptr;

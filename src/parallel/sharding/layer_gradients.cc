@@ -10,12 +10,14 @@ LayerGradients::LayerGradients(ParamTable& params, const std::vector<GradBucket>
                                bool overlap)
     : params_(params), memory_(overlap ? 2 : 1), buffers_(memory_.num_buffers()) {
   int64_t most = 0;
+  bool any_apart = false;
   for (const GradBucket& bucket : buckets) {
     if (!bucket.shards_gradients()) continue;
-    memory_.add(bucket, DType::f32);
+    memory_.add(bucket, bucket.gradient_share.dtype);
     most = std::max(most, memory_.bytes(bucket.layer));
+    any_apart = any_apart || bucket.params.front()->sums_apart();
   }
-  memory_.declare(plan, "layer_gradients", Life::layer_grad);
+  memory_.declare(plan, "layer_gradients", any_apart ? Life::comm : Life::layer_grad);
   if (overlap && most > 0) plan.declare(arrived_, "layer_gradients_arrived", {most}, DType::u8, Life::comm);
 }
 
@@ -28,7 +30,7 @@ void LayerGradients::begin(Stream& s, const ParamSpan& span, bool first_of_step)
     buffer.first_of_step = first_of_step;
     for (size_t i = span.begin; i < span.end; ++i) {
       const Param& p = params_.all()[i];
-      if (p.layer == layer && p.shards_gradient() && !p.spec.grad_stored_first) fill_zero(s, p.dw);
+      if (p.layer == layer && p.shards_gradient() && !p.sums_apart() && !p.spec.grad_stored_first) fill_zero(s, p.dw);
     }
   });
 }

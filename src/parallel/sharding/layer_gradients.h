@@ -2,7 +2,8 @@
 //
 // The backward pass of a micro-batch computes the gradients of a layer in a buffer (layer_buffers.h). They are then
 // summed over the ranks, and each rank stores its share, or adds it to those of the micro-batches before. With overlap
-// a sum is in flight while the next layer computes in the other buffer.
+// a sum is in flight while the next layer computes in the other buffer. With sums in bf16 the buffer and the shares are
+// in bf16: f32 gradients are rounded into the buffer at the end of a layer's pass (ParamTable::sum_gradients).
 //
 // So a gradient is the sum over micro-batches of sums over ranks. Whole gradients are the sum over ranks of sums over
 // micro-batches. With one micro-batch of a rank in a step the two are the same numbers in the same order. With
@@ -19,7 +20,8 @@ namespace moebius {
 class LayerGradients {
  public:
   // buckets: those with shards_gradients(); they outlive this. Declares one buffer of Life::layer_grad, or with overlap
-  // two and memory of Life::comm for arriving data.
+  // two and memory of Life::comm for arriving data. With sums in bf16 all of it is of Life::comm, since layers reuse
+  // Life::layer_grad for their f32 gradients.
   LayerGradients(ParamTable& params, const std::vector<GradBucket>& buckets, MemoryPlan& plan, bool overlap);
   LayerGradients(const LayerGradients&) = delete;
 

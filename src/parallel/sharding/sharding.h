@@ -29,6 +29,7 @@ struct ShardingSpec {
   // the sums of its gradients (layer_gradients.h).
   bool shards_weights = false;
   bool shards_gradients = false;
+  bool gradients_on_host = false;  // optimizer.offload_grad: sharded sums in bf16 are in host memory
 };
 
 // Passes of a step, for the communication that overlaps with them.

@@ -13,7 +13,7 @@ double update_bytes(const OptimizerSpec& optimizer);
 // rank.f32_tflops = 67. The kernel is limited by arithmetic, so other GPUs count by their rate of it.
 constexpr double kCodeOperations = 612;
 // Returns the operations of an update for each element, where these may take longer than its bytes: kCodeOperations for
-// each moment in 8 bits. Muon keeps its state in f32.
+// each moment in 8 bits.
 double update_operations(const OptimizerSpec& optimizer);
 // Returns the bytes that an update reads from host memory, of `owned` elements, where optimizer.offload_buffer is filled
 // to its last byte. It writes the same number.

@@ -26,7 +26,7 @@ LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
         add(traffic.weights, bucket, bucket.dtype, shard_size(spec.mesh, bucket.axis));
         if (spec.mesh.fsdp_shard > 0) add(traffic.first_weights, bucket, bucket.dtype, all);
       }
-      if (bucket.shards_gradients) add(traffic.gradients, bucket, DType::f32, all);
+      if (bucket.shards_gradients) add(traffic.gradients, bucket, bucket.grad(), all);
     }
   return traffic;
 }

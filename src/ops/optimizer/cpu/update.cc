@@ -110,13 +110,16 @@ void update_in_place(const Rule& rule, const UpdatedTensor& t, int64_t begin, in
   });
 }
 
+bool reads_lr(const AdamW&) { return true; }
+bool reads_lr(const Sgd& a) { return a.reads_lr; }
+
 template <class Rule, class Op>
 void update_all(Stream& s, const Op& a) {
   const float scale = *a.scale_1.template ptr<float>();
   if (std::isnan(scale)) return;
   Op now = a;
   if (!a.lr_and_step_2.empty()) {
-    now.lr = static_cast<float>(a.lr_and_step_2.template ptr<double>()[0]);
+    if (reads_lr(a)) now.lr = static_cast<float>(a.lr_and_step_2.template ptr<double>()[0]);
     now.step = static_cast<int64_t>(a.lr_and_step_2.template ptr<double>()[1]);
   }
   for (const UpdatedTensor& t : a.tensors) {

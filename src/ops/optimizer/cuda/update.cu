@@ -86,12 +86,16 @@ void update_with(Stream& s, std::span<const UpdatedTensor> tensors, const Rule& 
   update_kind<Kind<Rule, bf16, Form::param, M>>(s, tensors, rule, step);
 }
 
+bool reads_lr(const AdamW&) { return true; }
+bool reads_lr(const Sgd& a) { return a.reads_lr; }
+
 template <class Rule, class Op>
 void update_all(Stream& s, const Op& a, const Rule& rule) {
   const StepScalars step{.scale = a.scale_1.template ptr<float>(),
                          .lr_and_step = a.lr_and_step_2.empty() ? nullptr : a.lr_and_step_2.template ptr<double>(),
                          .step = a.step,
-                         .lr = a.lr};
+                         .lr = a.lr,
+                         .reads_lr = reads_lr(a)};
   update_with<Rule, float>(s, a.tensors, rule, step);
   update_with<Rule, bf16>(s, a.tensors, rule, step);
   update_blocks(s, a.tensors, rule, step);

@@ -48,6 +48,7 @@ struct StepScalars {
   const double* lr_and_step;  // [2], or null: then lr and step below
   int64_t step;
   float lr;
+  bool reads_lr;  // false: only the step is read from memory
 };
 
 // Scalars are computed in double. Multiply-adds are fused explicitly: otherwise the compiler would decide for each
@@ -208,7 +209,7 @@ struct StepOf {
 // Returns the scalars of this step, for the block's first thread to share.
 template <class Rule>
 __device__ __forceinline__ StepOf<Rule> step_of(const Rule& rule, const StepScalars& u) {
-  const float lr = u.lr_and_step ? static_cast<float>(u.lr_and_step[0]) : u.lr;
+  const float lr = u.lr_and_step && u.reads_lr ? static_cast<float>(u.lr_and_step[0]) : u.lr;
   const double step = u.lr_and_step ? u.lr_and_step[1] : static_cast<double>(u.step);
   return {.lr = lr, .scale = *u.scale, .step = static_cast<uint64_t>(step), .scalars = rule.scalars(lr, step)};
 }
