@@ -78,10 +78,13 @@ void Engine::read_logits(float* logits, int64_t begin, int64_t end, int64_t dept
   for (int64_t first = begin; first < end; first += kLogitRows) {
     StackScope scope(plan_.stack());
     const int64_t last = std::min(end, first + kLogitRows);
-    const Tensor chunk_CV = plan_.stack().alloc({last - first, V}, DType::f32);
+    float* const to = logits + (first - begin) * V;
+    const bool is_on_host = s.device() == DeviceKind::cpu;  // then the op writes them where the caller reads them
+    const Tensor chunk_CV =
+        is_on_host ? tensor_of(to, {last - first, V}) : plan_.stack().alloc({last - first, V}, DType::f32);
     Step step{s, plan_.stack(), batches_->on_device(0)};
     with_memory_advice([&] { model_->logits(step, chunk_CV, first, last, depth); });
-    copy_to_host(s, logits + (first - begin) * V, chunk_CV.data, chunk_CV.num_bytes());
+    if (!is_on_host) copy_to_host(s, to, chunk_CV.data, chunk_CV.num_bytes());
   }
 }
 

@@ -31,6 +31,9 @@ std::vector<Case> cases() {
       {1, 270, 4, 2, 256, 0, {0}, {269}},
       {4, 64, 5, 1, 72, 7, {3, 1, 0, 2}, {63, 0, 6, 7}},
       {2, 16, 2, 1, 8, 0, {}, {}},
+      // At most eight pieces: on a Hopper, clusters merge those of up to four rows, and a kernel those of five.
+      {5, 500, 6, 2, 128, 0, {4, 2, 0, 1, 3}, {499, 0, 64, 200, 63}},
+      {2, 512, 8, 2, 64, 100, {1, 0}, {511, 150}},
   };
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {

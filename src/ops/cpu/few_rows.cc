@@ -142,16 +142,15 @@ template <class T>
 struct Kernels {
   int64_t step;  // elements of a row
   std::array<Multiply<T>, kMaxRows> four, one;
-  std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
-  // Several groups share the prefetches: each prefetches 2 lines per step, or 1 if there are at least 4 groups.
-  std::array<Multiply<T>, kMaxRows> four_of_few_groups, four_of_many_groups;
+  std::array<Multiply<T>, 2> eight;                  // more would need more registers than there are
+  std::array<Multiply<T>, kMaxRows> four_of_groups;  // several groups share the prefetches: each has 2 lines per step
 };
 
 template <class T, int... M>
 constexpr Kernels<T> by_lanes(std::integer_sequence<int, M...>) {
   constexpr std::array<Multiply<T>, kMaxRows> kFour = {multiply_lanes<M + 1, 4, T>...};
-  return {kNumLanes, kFour, {multiply_lanes<M + 1, 1, T>...}, {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>},
-          kFour,     kFour};
+  return {
+      kNumLanes, kFour, {multiply_lanes<M + 1, 1, T>...}, {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>}, kFour};
 }
 template <int... M>
 constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
@@ -159,8 +158,7 @@ constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
           {multiply_pairs<M + 1, 4, 4>...},
           {multiply_pairs<M + 1, 1, 1>...},
           {multiply_pairs<1, 8, 8>, multiply_pairs<2, 8, 8>},
-          {multiply_pairs<M + 1, 4, 2>...},
-          {multiply_pairs<M + 1, 4, 1>...}};
+          {multiply_pairs<M + 1, 4, 2>...}};
 }
 
 template <class T>
@@ -179,17 +177,19 @@ const Kernels<bf16>& kernels<bf16>() {
 // Elements of a packed row: whole steps.
 int64_t packed_length(int64_t k, int64_t step) { return div_ceil(k, step) * step; }
 
-template <class T>
+// kStep: elements of a register, so that whole steps are copied by one instruction each.
+template <int64_t kStep, class T>
 void pack(T* to, const void* const* row, int64_t num_rows, int64_t k) {
-  const int64_t step = kernels<T>().step;
+  const int64_t whole = k / kStep * kStep;
   for (int64_t first = 0; first < num_rows; first += kRowsTogether) {
     const int64_t M = std::min(kRowsTogether, num_rows - first);
-    for (int64_t p = 0; p < k; p += step) {
-      const int64_t n = std::min(step, k - p);
-      for (int64_t i = 0; i < M; ++i, to += step) {
-        std::memcpy(to, static_cast<const T*>(row[first + i]) + p, n * sizeof(T));
-        std::memset(to + n, 0, (step - n) * sizeof(T));
-      }
+    const auto from = [&](int64_t i) { return static_cast<const T*>(row[first + i]); };
+    for (int64_t p = 0; p < whole; p += kStep) {
+      for (int64_t i = 0; i < M; ++i, to += kStep) std::memcpy(to, from(i) + p, kStep * sizeof(T));
+    }
+    for (int64_t i = 0; whole < k && i < M; ++i, to += kStep) {
+      std::memcpy(to, from(i) + whole, (k - whole) * sizeof(T));
+      std::memset(to + k - whole, 0, (kStep - (k - whole)) * sizeof(T));
     }
   }
 }
@@ -211,7 +211,10 @@ int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k) {
 }
 
 FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k) {
-  with_float_type(dtype, [&]<class T>(T) { pack(static_cast<T*>(to), row, num_rows, k); });
+  with_float_type(dtype, [&]<class T>(T) {
+    T* const packed = static_cast<T*>(to);
+    kernels<T>().step == kNumLanes ? pack<kNumLanes>(packed, row, num_rows, k) : pack<32>(packed, row, num_rows, k);
+  });
   return {to, num_rows, k, /*packed=*/true};
 }
 
@@ -219,17 +222,20 @@ template <class T>
 void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after) {
   const Kernels<T>& by = kernels<T>();
   const int64_t num_groups = div_ceil(x.num_rows, kRowsTogether);
-  const auto& by_four = num_groups == 1 ? by.four : num_groups < 4 ? by.four_of_few_groups : by.four_of_many_groups;
+  const auto& by_four = num_groups == 1 ? by.four : by.four_of_groups;
   for (int64_t col = 0, cols = 0; col < n; col += cols) {
     cols = x.num_rows <= 2 && n - col >= 8 ? 8 : n - col >= 4 ? 4 : 1;
-    // The next columns, which are read from memory. The groups prefetch them in equal parts, in the order of memory.
-    const int64_t later = std::min(cols, n + num_after - col - cols),
-                  part = div_ceil(cols, std::min<int64_t>(4, num_groups));
+    // Later columns, which are read from memory, are prefetched by the groups. Few groups prefetch the next ones in equal
+    // parts. Many have more time: each prefetches two rows of W, the second of which the next group prefetches again.
+    const bool are_many = num_groups >= 4 && cols == 4;
+    const int64_t part = are_many ? 2 : div_ceil(cols, std::min<int64_t>(4, num_groups)), left = n + num_after - col;
     for (int64_t group = 0; group < num_groups; ++group) {
       const int64_t first = group * kRowsTogether, num = std::min(kRowsTogether, x.num_rows - first);
+      const int64_t ahead = are_many ? 2 * cols + group : cols + group * part;
+      const bool has_part = ahead + part <= left && (are_many || (group + 1) * part <= cols);
       Rows<T> rows = group_of<T>(x, first, num, by.step);
       rows.w = w + col * x.k;
-      rows.ahead = (group + 1) * part <= later ? rows.w + (cols + group * part) * x.k : rows.w;
+      rows.ahead = has_part ? rows.w + ahead * x.k : rows.w;
       const auto kernel = cols == 8 ? by.eight[num - 1] : (cols == 4 ? by_four : by.one)[num - 1];
       kernel({tile + first * ld + col, ld}, rows);
     }

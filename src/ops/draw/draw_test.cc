@@ -18,11 +18,11 @@ struct Case {
 };
 
 std::vector<Case> cases() {
+  const std::vector<std::array<int64_t, 3>> sizes{{0, 5, 5},       {1, 1, 1},       {3, 7, 4},         {32, 33, 33},
+                                                  {2, 1025, 1024}, {5, 3000, 2999}, {1, 33001, 33001}, {3, 9000, 8192}};
   std::vector<Case> all;
   for (const double temperature : {0.0, 0.2, 1.0, 40.0}) {
-    for (const auto& [rows, vocab, num_ids] : std::vector<std::array<int64_t, 3>>{
-             {0, 5, 5}, {1, 1, 1}, {3, 7, 4}, {32, 33, 33}, {2, 1025, 1024}, {5, 3000, 2999}, {1, 33001, 33001}})
-      all.push_back({rows, vocab, num_ids, temperature});
+    for (const auto& [rows, vocab, num_ids] : sizes) all.push_back({rows, vocab, num_ids, temperature});
   }
   return all;
 }
@@ -118,6 +118,10 @@ TEST(Draw, TiesGoToTheLowerIdAndWhatIsNotFiniteIsReported) {
       EXPECT_EQ(got.ids[4], 0);
     }
     EXPECT_EQ(draw(s, Array::of({1, 3}, DType::f32, {1, 2, nan}), 2, 0).ids, Values{1}) << "past the last id";
+    Values many(9000, 0.0);  // several blocks of a GPU read them
+    EXPECT_EQ(draw(s, Array::of({1, 9000}, DType::f32, many), 9000, 0).ids, Values{0});
+    many[8990] = nan;
+    EXPECT_EQ(draw(s, Array::of({1, 9000}, DType::f32, many), 9000, 1).read[position_of(0) % 2], -1);
   });
 }
 

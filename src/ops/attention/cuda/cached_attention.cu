@@ -5,6 +5,7 @@
 #include "device/cuda/cuda.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_scratch.h"
+#include "ops/cuda/cluster.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 
@@ -15,6 +16,8 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kPieceKeys = kCachedPieceKeys;
 constexpr int kMergedAtOnce = 128;  // pieces
 constexpr int kVec = 8;             // elements of a row that a thread holds
+constexpr int kMaxCluster = 8;      // blocks: what every Hopper GPU has
+constexpr int kFewRows = 4;         // up to which clusters merge: with more of them, not all blocks run at once
 // Up to this many keys, a piece's heads are computed by more blocks: latency counts then, and L2 has all keys.
 constexpr int64_t kFewKeys = 8192;
 
@@ -56,22 +59,22 @@ struct Piece<false, T> {
   }
 };
 
-// A block computes up to kHeads query heads of one kv head over one piece of a sequence's keys. kLanes
+// Where the results of a block's heads go: those of its first head, and the distances to the next.
+struct PartOf {
+  float *o, *max, *sum;
+  int64_t next_o, next;
+};
+
+// A block computes up to kHeads query heads of one kv head over one piece of a sequence's keys, [first, end). kLanes
 // threads hold a row of a key or a value; the others hold the next rows.
 template <int kLanes, int kHeads, bool kAligned, class T>
-__global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
+__device__ __forceinline__ void compute_piece(const Args<T>& a, int n, int g, int chunk, int first, int end,
+                                              const PartOf& part) {
   constexpr int kRows = kThreads / kLanes, kAhead = std::min(kAligned ? 8 : 4, kPieceKeys / kRows);
   constexpr bool kIsOneRound = kRows * kAhead == kPieceKeys;  // then keys and values are all on their way at once
   __shared__ float score[kHeads][kPieceKeys];
   __shared__ float sums[kWarps][kHeads][kLanes * kVec];
-  const int piece = blockIdx.x, n = blockIdx.z;
-  const int shared_by = a.heads / a.kv_heads, chunks = (shared_by + kHeads - 1) / kHeads;
-  const int g = blockIdx.y / chunks, chunk = blockIdx.y % chunks;
-  let_next_start();
-  wait_for_inputs();
-  const int pos = a.pos[n];
-  const int first = max(piece * kPieceKeys, a.first_seen(pos)), end = min((piece + 1) * kPieceKeys, pos + 1);
-  if (first >= end) return;
+  const int shared_by = a.heads / a.kv_heads, pos = a.pos[n];
   const int h0 = g * shared_by + chunk * kHeads, num_heads = min(kHeads, shared_by - chunk * kHeads);
   const int64_t base = int64_t{a.sequence[n]} * a.max_tokens;
   const T *k_new = a.k_new + (int64_t{n} * a.kv_heads + g) * a.width,
@@ -145,8 +148,8 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
     for (int i = threadIdx.x % 32; i < end - first; i += 32) sum += score[r][i] = expf(score[r][i] - max);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) {
-      a.part_max[a.part(n, h0 + r, piece)] = max;
-      a.part_sum[a.part(n, h0 + r, piece)] = sum;
+      part.max[r * part.next] = max;
+      part.sum[r * part.next] = sum;
     }
   }
   __syncthreads();
@@ -173,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
   }
   __syncthreads();
   for (int r = 0; r < num_heads; ++r) {
-    float* to = a.part_o + a.part(n, h0 + r, piece) * a.width;
+    float* to = part.o + r * part.next_o;
     for (int x = threadIdx.x; x < a.width; x += kThreads) {
       float sum = 0;
 #pragma unroll
@@ -181,6 +184,98 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
       to[x] = sum;
     }
   }
+}
+
+// A block has a piece of a row's keys, and up to kHeads heads of one kv head.
+template <int kHeads>
+struct BlockWork {
+  int piece, n, g, chunk, h0, num_heads;
+  template <class T>
+  __device__ explicit BlockWork(const Args<T>& a) : piece(blockIdx.x), n(blockIdx.z) {
+    const int shared_by = a.heads / a.kv_heads, chunks = (shared_by + kHeads - 1) / kHeads;
+    g = blockIdx.y / chunks;
+    chunk = blockIdx.y % chunks;
+    h0 = g * shared_by + chunk * kHeads;
+    num_heads = min(kHeads, shared_by - chunk * kHeads);
+  }
+};
+
+template <int kLanes, int kHeads, bool kAligned, class T>
+__global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
+  const BlockWork<kHeads> w(a);
+  let_next_start();
+  wait_for_inputs();
+  const int pos = a.pos[w.n];
+  const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos + 1);
+  if (first >= end) return;
+  const int64_t at = a.part(w.n, w.h0, w.piece);
+  compute_piece<kLanes, kHeads, kAligned>(a, w.n, w.g, w.chunk, first, end,
+                                          {.o = a.part_o + at * a.width,
+                                           .max = a.part_max + at,
+                                           .sum = a.part_sum + at,
+                                           .next_o = int64_t{a.num_pieces} * a.width,
+                                           .next = a.num_pieces});
+}
+
+// Puts a block's keys and values of earlier passes on their way to the L2 cache. Their addresses are those of the position
+// and the sequence in memory, which an earlier kernel may still change: then these are other rows of the cache.
+template <int kHeads, class T>
+__device__ __forceinline__ void prefetch_cache(const Args<T>& a, const BlockWork<kHeads>& w) {
+  constexpr int kLine = 128 / int{sizeof(T)};
+  const int lines = (a.width + kLine - 1) / kLine;
+  const int64_t base = int64_t{a.sequence[w.n]} * a.max_tokens;
+  const int pos = a.pos[w.n];
+  const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos);
+  for (int i = threadIdx.x; i < (end - first) * lines; i += kThreads) {
+    const int64_t at = ((base + first + i / lines) * a.kv_heads + w.g) * a.width + i % lines * kLine;
+    prefetch_line(a.k + at);
+    prefetch_line(a.v + at);
+  }
+}
+
+// The same where a cluster has all pieces of its heads: its blocks merge them from each other's shared memory, in order,
+// with the bits of merge_pieces_kernel.
+template <int kLanes, int kHeads, bool kAligned, class T>
+__global__ void __launch_bounds__(kThreads) merged_pieces_kernel(Args<T> a) {
+  constexpr int kWidth = kLanes * kVec;
+  __shared__ float part_o[kHeads][kWidth], part_max[kHeads], part_sum[kHeads];
+  const BlockWork<kHeads> w(a);
+  let_next_start();
+  prefetch_cache(a, w);
+  wait_for_inputs();
+  const int pos = a.pos[w.n];
+  const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos + 1);
+  if (first < end)
+    compute_piece<kLanes, kHeads, kAligned>(
+        a, w.n, w.g, w.chunk, first, end,
+        {.o = part_o[0], .max = part_max, .sum = part_sum, .next_o = kWidth, .next = 1});
+  cluster_sync();
+  const int begin_piece = a.first_seen(pos) / kPieceKeys, end_piece = pos / kPieceKeys + 1;
+  for (int i = w.piece * kThreads + static_cast<int>(threadIdx.x); i < w.num_heads * a.width;
+       i += a.num_pieces * kThreads) {
+    const int r = i / a.width, c = i - r * a.width;
+    float own_max[kMaxCluster], own_sum[kMaxCluster], own_o[kMaxCluster];
+    float max = -INFINITY, sum = 0, o = 0;
+#pragma unroll
+    for (int p = 0; p < kMaxCluster; ++p) {
+      const bool is_seen = begin_piece <= p && p < end_piece;
+      own_max[p] = is_seen ? load_of_block(&part_max[r], p) : -INFINITY;
+      own_sum[p] = is_seen ? load_of_block(&part_sum[r], p) : 0.0f;
+      own_o[p] = is_seen ? load_of_block(&part_o[r][c], p) : 0.0f;
+      max = fmaxf(max, own_max[p]);
+    }
+#pragma unroll
+    for (int p = 0; p < kMaxCluster; ++p) {
+      if (p < begin_piece || p >= end_piece) continue;
+      const float weight = expf(own_max[p] - max);
+      sum += weight * own_sum[p];
+      o += weight * own_o[p];
+    }
+    const int64_t row = int64_t{w.n} * a.heads + w.h0 + r;
+    set(a.o[row * a.width + c], o / sum);
+    if (c == 0) a.lse[row] = max + logf(sum);
+  }
+  cluster_sync();  // the others have read this block's part
 }
 
 // A block owns a head of a row, and merges its pieces in order.
@@ -228,7 +323,13 @@ void launch_pieces(Stream& s, const Args<T>& a, int num_rows) {
   const int shared_by = a.heads / a.kv_heads;
   const auto with_heads = [&]<int kHeads>() {
     const dim3 grid(a.num_pieces, a.kv_heads * static_cast<int>(div_ceil(shared_by, kHeads)), num_rows);
+    if constexpr (kAligned && kHeads <= 2) {
+      if (a.num_pieces <= kMaxCluster && num_rows <= kFewRows && gpu_limits(s).is_hopper())
+        return launch_clusters(s, true, {grid, kThreads}, static_cast<unsigned>(a.num_pieces),
+                               merged_pieces_kernel<kLanes, kHeads, kAligned, T>, a);
+    }
     launch_kernel(s, true, {grid, kThreads}, piece_kernel<kLanes, kHeads, kAligned, T>, a);
+    launch_kernel(s, true, {dim3(a.heads, num_rows), kThreads}, merge_pieces_kernel<T>, a);
   };
   if (shared_by == 1) return with_heads.template operator()<1>();
   if (num_rows * a.max_tokens <= kFewKeys) return with_heads.template operator()<2>();
@@ -272,7 +373,6 @@ void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
       launch_pieces<16, true>(s, x, rows);
     else
       launch_pieces<32, true>(s, x, rows);
-    launch_kernel(s, true, {dim3(x.heads, rows), kThreads}, merge_pieces_kernel<T>, x);
   });
   check_launch("cached_attention_fwd");
 }

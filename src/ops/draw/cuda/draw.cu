@@ -1,8 +1,11 @@
-// A block draws for a row. A warp owns a range of ids, so that the sums of warps say in which range the drawn id is.
+// A block draws for a row, or a cluster of blocks where ids are many. A warp owns a range of ids, so that the sums of
+// warps say in which range the drawn id is. Masses are integers, so the draw does not depend on the number of warps.
 #include "ops/draw/draw.h"
 
 #include <cstddef>
 
+#include "device/gpu_limits.h"
+#include "ops/cuda/cluster.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
@@ -12,6 +15,9 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kClusterBlocks = 8;
+constexpr int64_t kClusterIds = 8192;          // fewer are read by one block as fast
+constexpr uint64_t kNotFinite = ~uint64_t{0};  // above order_of() of all finite numbers
 
 struct Args {
   int32_t *id, *read, *pos;
@@ -102,17 +108,34 @@ __device__ __forceinline__ void store_draw(const Args& a, int n, int32_t pos, bo
   a.pos[n] = pos + 1;
 }
 
+// The values that the blocks of a row have at the same place of their shared memory.
+template <int kBlocks, class T>
+__device__ __forceinline__ void gather(T (&all)[kBlocks], const T& own) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) all[b] = kBlocks == 1 ? own : load_of_block(&own, b);
+}
+
+template <int kBlocks>
+__device__ __forceinline__ void row_sync() {
+  if constexpr (kBlocks == 1)
+    __syncthreads();
+  else
+    cluster_sync();
+}
+
+template <int kBlocks>
 __global__ void __launch_bounds__(kThreads) draw_kernel(Args a) {
-  __shared__ uint64_t best[kWarps];
-  __shared__ int64_t masses[kWarps];
+  __shared__ uint64_t best[kWarps], block_best;
+  __shared__ int64_t masses[kWarps], block_mass;
   let_next_start();
   wait_for_inputs();
   const DrawRule rule = *a.rule;
-  const int n = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int n = blockIdx.x / kBlocks, rank = blockIdx.x % kBlocks, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int32_t pos = a.pos[n];
   const float* logits = a.logits + n * a.vocab;
-  const int64_t length = (rule.num_ids + kWarps - 1) / kWarps, begin = min(warp * length, rule.num_ids),
-                end = min(begin + length, rule.num_ids);
+  constexpr int kRanges = kBlocks * kWarps;
+  const int64_t length = (rule.num_ids + kRanges - 1) / kRanges,
+                begin = min((rank * kWarps + warp) * length, rule.num_ids), end = min(begin + length, rule.num_ids);
   uint64_t own = 0;
   bool odd = false;
   for_ids(logits, begin, end, [&](int64_t id, float x) {
@@ -122,11 +145,18 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Args a) {
   });
   own = warp_max_of(own);
   if (lane == 0) best[warp] = own;
-  const bool finite = !__syncthreads_or(odd);
-  const uint64_t top = warp_max_of(best[lane]);
+  const bool is_finite = !__syncthreads_or(odd);
+  const uint64_t best_of_block = warp_max_of(best[lane]);
+  if (threadIdx.x == 0) block_best = is_finite ? best_of_block : kNotFinite;
+  row_sync<kBlocks>();
+  uint64_t bests[kBlocks], top = 0;
+  gather<kBlocks>(bests, block_best);
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) top = bests[b] > top ? bests[b] : top;
   const int64_t top_id = 0xffffffffu - static_cast<uint32_t>(top);
-  if (!finite || rule.temperature == 0) {
-    if (threadIdx.x == 0) store_draw(a, n, pos, finite, top_id);
+  if (top == kNotFinite || rule.temperature == 0) {
+    row_sync<kBlocks>();  // the others have read this block's best
+    if (rank == 0 && threadIdx.x == 0) store_draw(a, n, pos, top != kNotFinite, top_id);
     return;
   }
   const double largest = logits[top_id];
@@ -136,7 +166,18 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Args a) {
   mass = warp_sum(mass);
   if (lane == 0) masses[warp] = mass;
   __syncthreads();
-  const int64_t up_to = inclusive_sum(masses[lane]), total = __shfl_sync(0xffffffffu, up_to, 31);
+  const int64_t in_block = inclusive_sum(masses[lane]);
+  if (threadIdx.x == 31) block_mass = in_block;
+  row_sync<kBlocks>();
+  int64_t of_blocks[kBlocks], before = 0, total = 0;
+  gather<kBlocks>(of_blocks, block_mass);
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    if (b < rank) before += of_blocks[b];
+    total += of_blocks[b];
+  }
+  row_sync<kBlocks>();  // the others have read this block's mass
+  const int64_t up_to = before + in_block;
   DeviceRng rng;  // of the words of the rule
   static_assert(sizeof rng == sizeof rule.key + sizeof rule.counter_high);
   memcpy(&rng, reinterpret_cast<const char*>(&rule) + offsetof(DrawRule, key), sizeof rng);
@@ -144,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(Args a) {
   const int64_t share = __double2ll_rz(__dmul_rn(uniform, __ll2double_rn(total)));
   const int64_t wanted = share < total ? share : total - 1;
   const int owner = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, up_to > wanted))) - 1;
-  if (warp != owner) return;
+  if (wanted < before || warp != owner) return;
   const int64_t passed = __shfl_sync(0xffffffffu, up_to - masses[lane], owner);
   const int64_t id = find_id(logits, begin, end, largest, rule.temperature, wanted, passed);
   if (lane == 0) store_draw(a, n, pos, true, id);
@@ -160,8 +201,12 @@ void draw_tokens(Stream& s, const DrawTokens& a) {
                   .rule = static_cast<const DrawRule*>(a.rule.data),
                   .vocab = a.logits_NV.dim(1),
                   .rows = narrow<int>(a.logits_NV.dim(0))};
-  const LaunchShape how{.blocks = static_cast<unsigned>(args.rows), .threads = kThreads};
-  launch_kernel(s, args.rows <= kEarlyRows, how, draw_kernel, args);
+  const bool early = args.rows <= kEarlyRows;
+  const auto rows = static_cast<unsigned>(args.rows);
+  if (args.vocab >= kClusterIds && gpu_limits(s).is_hopper())
+    return launch_clusters(s, early, {.blocks = rows * kClusterBlocks, .threads = kThreads}, kClusterBlocks,
+                           draw_kernel<kClusterBlocks>, args);
+  launch_kernel(s, early, {.blocks = rows, .threads = kThreads}, draw_kernel<1>, args);
 }
 
 }  // namespace moebius::cuda

@@ -1,9 +1,10 @@
 // expert_up and expert_down of few rows on Hopper. The time is that of reading the weights of the experts that have rows.
 // So blocks that live as long as the kernel stream them: a warp of copies keeps a ring of shared memory full, across the
-// tiles of the block, and eight warps multiply. A tile is 16 rows of one matrix, and a stage of the ring holds 512 of k.
+// tiles of the block, and kWarps multiply, eight or sixteen. A tile is 16 rows of one matrix, and a stage of the ring
+// holds 64 kWarps of k.
 //
-// The elements have the bits of ops/experts/sm80/few_rows.cu: warp w sums k = 32 w + 256 j + [0, 32) in the order of j,
-// and then the sums of the warps are added in order.
+// The elements have the bits of ops/experts/sm80/few_rows.cu: warp w sums k = 32 w + 32 kWarps j + [0, 32) in the order
+// of j, and then the sums of the warps are added in order.
 //
 // Launches overlap (ops/cuda/early_launch.h). expert_up lets expert_down start when its own inputs are there. The offsets
 // are complete by then, so expert_down reads them at once, and has its ring full when expert_up ends.
@@ -26,16 +27,21 @@ using sm80::ColumnBias;
 using sm80::WordActivation;
 
 constexpr int kMatrixRows = 16;  // of a tile
-constexpr int kWarps = 8;        // that multiply
-constexpr int kMultiplying = kWarps * 32, kThreads = kMultiplying + 32;
-constexpr int kStepK = kWarps * 32, kStageK = 2 * kStepK;
-constexpr int kPitch = kStageK * 2 + 64;  // bytes between rows of a stage: lanes then read from all banks
-constexpr int kStageBytes = kMatrixRows * kPitch;
 constexpr int kMaxChunks = 320;
 
-// Blocks that a multiprocessor holds together, and stages of the ring of each. kRows: of a chunk at most.
-constexpr int blocks_together(int rows) { return rows == 8 ? 3 : 2; }
-constexpr int num_stages(int rows) { return rows == 8 ? 3 : 5; }
+// A block's sizes. kWarps: that multiply; one more copies.
+template <int kWarps>
+struct Block {
+  static constexpr int kMultiplying = kWarps * 32, kThreads = kMultiplying + 32;
+  static constexpr int kStepK = kWarps * 32, kStageK = 2 * kStepK;
+  static constexpr int kPitch = kStageK * 2 + 64;  // bytes between rows of a stage: lanes then read from all banks
+  static constexpr int kStageBytes = kMatrixRows * kPitch;
+};
+
+// Blocks that a multiprocessor holds together, and stages of the ring of each. kRows: of a chunk at most. The ring of
+// 16 warps holds 4096 of k, so that all weights of a tile are on their way when the block begins.
+constexpr int blocks_together(int rows, int warps) { return warps == 16 ? 1 : rows == 8 ? 3 : 2; }
+constexpr int num_stages(int rows, int warps) { return warps == 16 ? 4 : rows == 8 ? 3 : 5; }
 
 struct Params {
   const char *w, *x;
@@ -53,9 +59,9 @@ struct Chunk {
   int32_t expert, begin, count;
 };
 
-template <int kRows>
+template <int kRows, int kWarps>
 struct Shared {
-  static constexpr int kStages = num_stages(kRows);
+  static constexpr int kStages = num_stages(kRows, kWarps);
   uint64_t full[kStages], empty[kStages];
   Chunk chunks[kMaxChunks];
   int32_t num_chunks;
@@ -65,8 +71,8 @@ struct Shared {
 
 // One warp lists the chunks of all experts that have rows. It reads the offsets from L2, since an earlier kernel on this
 // multiprocessor may have left others in L1.
-template <int kRows>
-__device__ void list_chunks(Shared<kRows>& shared, const Params& p) {
+template <int kRows, int kWarps>
+__device__ void list_chunks(Shared<kRows, kWarps>& shared, const Params& p) {
   constexpr int kAtOnce = 4;  // loads on their way
   const int lane = threadIdx.x % 32;
   int32_t num = 0;
@@ -132,12 +138,15 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
 }
 
 // kRows: of a chunk at most. Y: of the result.
-template <int kRows, bool kGated, class Y>
-__global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_kernel(Params p) {
-  constexpr int kTiles = kRows / 8, kStages = Shared<kRows>::kStages;
+template <int kRows, int kWarps, bool kGated, class Y>
+__global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows, kWarps)) few_rows_kernel(Params p) {
+  using B = Block<kWarps>;
+  constexpr int kMultiplying = B::kMultiplying, kStepK = B::kStepK, kStageK = B::kStageK, kPitch = B::kPitch,
+                kStageBytes = B::kStageBytes;
+  constexpr int kTiles = kRows / 8, kStages = Shared<kRows, kWarps>::kStages;
   constexpr bool kIsDouble = kTiles == 1;  // the next stage's rows of x come while this one's are multiplied
   extern __shared__ __align__(128) char stages[];
-  __shared__ Shared<kRows> shared;
+  __shared__ Shared<kRows, kWarps> shared;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t base = smem_addr(stages), full = smem_addr(shared.full), empty = smem_addr(shared.empty);
   if (threadIdx.x == 0) {
@@ -289,29 +298,36 @@ __global__ void __launch_bounds__(kThreads, blocks_together(kRows)) few_rows_ker
 // The chunks of R rows of e experts are at most so many.
 int64_t max_chunks(int64_t e, int64_t R, int64_t rows_of_chunk) { return std::min(e, R) + R / rows_of_chunk; }
 
-template <int kRows, bool kGated, class Y>
+template <int kRows, int kWarps, bool kGated, class Y>
 void launch(Stream& s, const Params& p) {
-  constexpr int kShared = num_stages(kRows) * kStageBytes;
+  constexpr int kShared = num_stages(kRows, kWarps) * Block<kWarps>::kStageBytes, kThreads = Block<kWarps>::kThreads;
   const int64_t tiles = div_ceil(p.N, kMatrixRows), items = max_chunks(p.num_experts, p.num_rows, kRows) * tiles;
-  const int64_t blocks = std::min<int64_t>(items, blocks_together(kRows) * gpu_limits(s).num_multiprocessors);
-  const auto kernel = few_rows_kernel<kRows, kGated, Y>;
+  const int64_t blocks = std::min<int64_t>(items, blocks_together(kRows, kWarps) * gpu_limits(s).num_multiprocessors);
+  const auto kernel = few_rows_kernel<kRows, kWarps, kGated, Y>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   launch_kernel(s, true, {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .shared_bytes = kShared},
                 kernel, p);
 }
 
+// The rule of ops/experts/sm80/few_rows.cu for dense products.
+bool takes_more_warps(int64_t N, int64_t K) { return N <= 4096 && K >= 4096; }
+
 // Chunks of 8 rows keep more weights on their way. An expert of more rows is then read once for each of its chunks, so
 // they are for calls where that is rare.
 template <bool kGated, class Y>
 void launch_few_rows(Stream& s, const Params& p) {
-  if (!p.offsets || p.num_rows <= int64_t{4} * p.num_experts) return launch<8, kGated, Y>(s, p);
-  launch<32, kGated, Y>(s, p);
+  if constexpr (!kGated) {
+    if (!p.offsets && takes_more_warps(p.N, p.K)) return launch<8, 16, kGated, Y>(s, p);
+  }
+  if (!p.offsets || p.num_rows <= int64_t{4} * p.num_experts) return launch<8, 8, kGated, Y>(s, p);
+  launch<32, 8, kGated, Y>(s, p);
 }
 
-// w: [e, N, K]. Dense products of more rows, or of few columns, gain nothing here.
+// w: [e, N, K]. Dense products of more rows, or of few columns and short sums, gain nothing here.
 bool takes_shape(const Rows& rows, const Tensor& w, int64_t num_rows, bool is_gated) {
   if (!rows.offsets_e1.empty()) return max_chunks(w.dim(0), num_rows, 8) <= kMaxChunks;
-  return num_rows <= 8 && (is_gated || w.dim(1) > 4096);
+  if (is_gated || w.dim(1) > 4096) return num_rows <= 8;
+  return num_rows <= 4 && takes_more_warps(w.dim(1), w.dim(2));
 }
 
 // A bulk copy, a load and a store are of whole chunks at multiples of 16 bytes, unlike those of the portable kernels.

@@ -164,6 +164,13 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 3 : 1) rope_fwd_kern
   using P = Pairs<kNum, kVectors>;
   typename P::template InMemory<T> raw[kHeadsAtOnce];
   let_next_start();
+  if constexpr (kNorm) {  // their weights are in the L2 cache when the heads are there
+    const int column = static_cast<int>(threadIdx.x) * 128 / int{sizeof(T)};
+    if (column < g.width) {
+      if (f.q_norm) prefetch_line(f.q_norm + column);
+      if (f.k_norm) prefetch_line(f.k_norm + column);
+    }
+  }
   wait_for_inputs();
 #pragma unroll
   for (int i = 0; i < kHeadsAtOnce; ++i) {
