@@ -1,4 +1,4 @@
-// What Megatron Core's experts take besides the products that Moebius has too: the bytes that its own kernels move, and
+// The work of Megatron Core's experts besides the products that Moebius has too: the bytes that its own kernels move, and
 // the launches of the host.
 #pragma once
 
@@ -27,8 +27,8 @@ inline constexpr double kExpertOpSeconds = 10e-6;
 // Returns the ops of one expert in a pass. Each of its two linear layers is one product in the forward pass and two in
 // the backward pass. In 8 bits or less the operands are quantised expert by expert, with their transposes: the input and
 // the weight in the forward pass, and the gradient in the backward pass. A scale of a whole tensor needs the largest
-// magnitude, the scale and then the values. MXFP8 and NVFP4 bring the scales of both operands into the order of the
-// product.
+// magnitude, the scale and then the values. MXFP8 and NVFP4 bring the scales of both operands into another
+// order for each product.
 int64_t expert_ops(PlanPrecision precision, bool backward);
 
 // Adds to t.forward.host and t.backward.host the time in which the GPU waits for these launches. The host has read the

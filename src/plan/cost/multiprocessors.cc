@@ -22,16 +22,20 @@ bool keeps_rows_whole(const TimeContext& c, const OpWork& op) {
   return is_own && op.name == "expert_wgrad" && c.spec.precision.compute == DType::bf16;
 }
 
-// The result of a product of rows of experts, or of a gated layer.
+// The result of a product of rows of experts, or of a gated layer, which counts as one expert.
 struct RowsProduct {
   double rows = 0, columns = 0;  // zeros: another product
+  double experts = 1;            // each has tiles of its own
 };
 
 RowsProduct rows_product(const TimeContext& c, const OpWork& op, double flops) {
   const ModelSpec& m = c.spec.model;
   const double D = static_cast<double>(m.hidden_size);
   const double F = static_cast<double>(m.moe_intermediate_size / c.spec.mesh.etp);
-  const auto of = [&](double columns, double terms) { return RowsProduct{flops / (2 * columns * terms), columns}; };
+  const double experts = static_cast<double>(m.num_experts / c.spec.mesh.ep);
+  const auto of = [&](double columns, double terms) {
+    return RowsProduct{flops / (2 * columns * terms), columns, experts};
+  };
   if (op.name == "expert_up") return of(2 * F, D);
   if (op.name == "d_expert_down") return of(F, D);
   if (op.name == "expert_down") return of(D, F);
@@ -62,7 +66,7 @@ double idle_multiprocessors(const TimeContext& c, const OpWork& op, const Cost& 
   if (const RowsProduct p = rows_product(c, op, cost.flops); p.rows > 0 && has_wide_tiles(c)) {
     // A tile whose columns are not all of the result takes as long as others.
     const double across = std::ceil(p.columns / kWideTile);
-    tiles = std::ceil(p.rows / kTile) * across;
+    tiles = p.experts * std::ceil(p.rows / p.experts / kTile) * across;
     return across * kWideTile / p.columns * std::max(1.0, c.machine.multiprocessors / tiles);
   }
   return std::max(1.0, c.machine.multiprocessors / std::max(1.0, tiles));
