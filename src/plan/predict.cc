@@ -96,6 +96,7 @@ class Predicting {
   double passes_s_ = 0;
   int64_t slowest_ = 0;
   std::array<AxisTime, kNumAxes> axes_{};            // result_.axes
+  std::array<AxisTime, kNumAxes> of_passes_{};       // the part of it that passes have
   std::array<double, kNumKernelClasses> kernels_{};  // result_.kernels
   Prediction result_;
 };
@@ -238,7 +239,8 @@ void Predicting::add_rank(int64_t pp_rank) {
     const double rows = static_cast<double>(rows_between_projections(spec_.shape, spec_.mesh));
     const double sends = 2 * M * static_cast<double>(layout_.num_virtual());
     AxisTime& pp = axes_[static_cast<size_t>(Axis::pp)];
-    pp.bytes = sends * rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
+    result_.message_bytes = rows * static_cast<double>(spec_.model.hidden_size * size_of(spec_.precision.compute));
+    pp.bytes = sends * result_.message_bytes;
     // Both messages of a merged pass leave at its end, and the next pass of a neighbour waits for one of them.
     const double waits = context_.assume.merged_overlap ? merged_passes(spec_) : 0;
     pp.exposed_s = waits * message_seconds();
@@ -246,6 +248,7 @@ void Predicting::add_rank(int64_t pp_rank) {
     result_.messages += sends;
     result_.transfer_s = message_seconds();
   }
+  of_passes_ = axes_;
 }
 
 // Returns the exposed time of offloaded activations. The copies to the host overlap with the forward pass of their
@@ -430,8 +433,14 @@ void Predicting::add_totals() {
   result_.imbalance = context_.assume.load.busiest_rank(spec_.model.num_experts, m.ep);
   result_.imbalance_s = kernels_[static_cast<size_t>(KernelClass::experts)] * (1 - 1 / result_.imbalance);
   for (size_t k = 0; k < kernels_.size(); ++k) result_.kernels[name_of(static_cast<KernelClass>(k))] = kernels_[k];
-  for (size_t i = 0; i < axes_.size(); ++i)
-    if (axes_[i].is_used()) result_.axes[std::string(name_of(static_cast<Axis>(i)))] = axes_[i];
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    const std::string name(name_of(static_cast<Axis>(i)));
+    if (axes_[i].is_used()) result_.axes[name] = axes_[i];
+    const AxisTime beside{.bytes = axes_[i].bytes - of_passes_[i].bytes,
+                          .exposed_s = axes_[i].exposed_s - of_passes_[i].exposed_s,
+                          .hidden_s = axes_[i].hidden_s - of_passes_[i].hidden_s};
+    if (beside.is_used()) result_.axes_beside_passes[name] = beside;
+  }
   result_.start_up = start_up(m, machine_);
 }
 

@@ -30,14 +30,17 @@ struct Prediction {
   double tokens = 0;  // tokens of a step, over all ranks
   double run_s = 0;   // the whole run by --assume tokens or train.steps, with its saves; 0: neither is given
   double step_s = 0, tokens_per_s_per_gpu = 0, model_tflops_per_gpu = 0;
-  double mfu = 0;                         // model FLOPs relative to the machine's bf16 rate
-  double bubble = 0;                      // share of the passes' time in which the slowest rank is idle
-  std::map<std::string, double> phases;   // seconds of the slowest rank by phase; their sum is step_s
-  std::map<std::string, AxisTime> axes;   // communication of the slowest rank by axis
+  double mfu = 0;                        // model FLOPs relative to the machine's bf16 rate
+  double bubble = 0;                     // share of the passes' time in which the slowest rank is idle
+  std::map<std::string, double> phases;  // seconds of the slowest rank by phase; their sum is step_s
+  std::map<std::string, AxisTime> axes;  // communication of the slowest rank by axis
+  // The part of `axes` that no pass has: gradients, weights, and what an update needs.
+  std::map<std::string, AxisTime> axes_beside_passes;
   std::map<std::string, double> kernels;  // seconds of the slowest rank's passes by kernel class
   StageWorks stages;                      // [virtual stage]: the times of its actions in the schedule
   int64_t num_pp_ranks = 1;               // stage s is on rank s mod num_pp_ranks
   double transfer_s = 0;                  // seconds of a message between stages
+  double message_bytes = 0;               // bytes of such a message
   double launch_s = 0;                    // seconds of the slowest rank's passes between kernels
   double messages = 0;                    // messages that the slowest rank sends in a step
   std::vector<RankMemory> memory;         // [pp_rank]

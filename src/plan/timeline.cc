@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <numeric>
+#include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -111,24 +115,103 @@ std::string legend() {
   return "<p>" + text + "</p>\n";
 }
 
+// Processes of a trace.
+constexpr int kPasses = 0, kCommunication = 1;
+
+class TraceText {
+ public:
+  // Names a process, or one of its rows if `row` is given.
+  void name_row(int process, std::string_view process_name, std::optional<size_t> row, std::string_view row_name) {
+    append(fmt::format(R"({{"name":"{}","ph":"M","ts":0,"dur":0,"pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+                       row ? "thread_name" : "process_name", process, row.value_or(0), row ? row_name : process_name));
+  }
+  // args: JSON, or nothing.
+  void add(int process, size_t row, std::string_view name, double begin_s, double duration_s,
+           std::string_view args = {}) {
+    append(fmt::format(R"({{"name":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}{}{}}})", name,
+                       1e6 * begin_s, 1e6 * duration_s, process, row, args.empty() ? "" : R"(,"args":)", args));
+  }
+  std::string whole() const { return "{\"traceEvents\":[" + events_ + "\n]}\n"; }
+
+ private:
+  void append(const std::string& event) { events_ += (events_.empty() ? "\n" : ",\n") + event; }
+  std::string events_;
+};
+
+std::string sent_args(const std::string& of, double bytes, double hidden_s) {
+  return fmt::format(R"({{"of":"{}","bytes":{:.0f},"hidden_us":{:.3f}}})", of, bytes, 1e6 * hidden_s);
+}
+
+// The times of the pass as it ran.
+PassTime time_of(const Prediction& p, const Action& a) {
+  const StageWork& stage = p.stages.at(static_cast<size_t>(a.stage));
+  if (a.pass == Pass::forward) return stage.forward;
+  if (a.pass == Pass::backward_weight) return stage.backward_weight;
+  PassTime time = stage.backward;
+  return time -= stage.backward_weight;
+}
+
+// Adds the rows of a pipeline rank's axes. Those of the pipeline have the messages between stages, which leave at the end
+// of a pass, one after another.
+void add_communication(TraceText& text, const Prediction& p, size_t rank) {
+  const auto row = [&](size_t axis) { return rank * kNumAxes + axis; };
+  std::array<bool, kNumAxes> is_named{};
+  const auto add = [&](size_t axis, double begin_s, double seconds, const std::string& args) {
+    const std::string_view name = name_of(static_cast<Axis>(axis));
+    if (!is_named[axis]) text.name_row(kCommunication, {}, row(axis), fmt::format("pp rank {}, {}", rank, name));
+    is_named[axis] = true;
+    text.add(kCommunication, row(axis), name, begin_s, seconds, args);
+  };
+  const auto last_stage = static_cast<int64_t>(p.stages.size()) - 1;
+  std::array<double, kNumAxes> sent_until{};
+  for (const RankSimulation::Run& run : p.schedule.ranks[rank].runs) {
+    if (!is_shown(run)) continue;
+    const PassTime time = time_of(p, run.action);
+    const double all = std::accumulate(time.groups.begin(), time.groups.end(), 0.0);
+    double at = std::max(run.begin, run.end - all);
+    for (size_t i = 0; i < time.groups.size(); ++i) {
+      if (time.groups[i] <= 0) continue;
+      const double seconds = std::min(time.groups[i], run.end - at);
+      add(i, at, seconds, sent_args(pass_name(run.action), time.wire_bytes[i], time.hidden * time.groups[i] / all));
+      at += seconds;
+    }
+    const bool is_forward = run.action.pass == Pass::forward;
+    const bool sends =
+        is_forward ? run.action.stage < last_stage : run.action.pass == Pass::backward_input && run.action.stage > 0;
+    if (!sends || p.transfer_s <= 0) continue;
+    const auto axis = static_cast<size_t>(is_forward ? Axis::pp : Axis::pp_back);
+    const double begin = std::max(run.end, sent_until[axis]);
+    sent_until[axis] = begin + p.transfer_s;
+    add(axis, begin, p.transfer_s, sent_args(pass_name(run.action), p.message_bytes, 0));
+  }
+  for (int i = 0; i < kNumAxes; ++i) {
+    const auto found = p.axes_beside_passes.find(std::string(name_of(static_cast<Axis>(i))));
+    if (found == p.axes_beside_passes.end()) continue;
+    const AxisTime& t = found->second;
+    const double begin = std::max(0.0, p.schedule.duration - t.hidden_s);
+    add(static_cast<size_t>(i), begin, p.schedule.duration + t.exposed_s - begin,
+        sent_args("gradients and weights", t.bytes, t.hidden_s));
+  }
+}
+
 }  // namespace
 
 std::string plan_trace(const Prediction& p) {
-  std::string events;
-  const auto add = [&](const std::string& name, double begin_s, double duration_s, size_t rank) {
-    events += fmt::format("{}{{\"name\":\"{}\",\"ph\":\"X\",\"ts\":{:.3f},\"dur\":{:.3f},\"pid\":0,\"tid\":{}}}",
-                          events.empty() ? "\n" : ",\n", name, 1e6 * begin_s, 1e6 * duration_s, rank);
-  };
+  TraceText text;
+  text.name_row(kPasses, "passes", {}, {});
+  if (!p.axes.empty()) text.name_row(kCommunication, "communication", {}, {});
   for (size_t r = 0; r < p.schedule.ranks.size(); ++r) {
+    text.name_row(kPasses, {}, r, fmt::format("pp rank {}", r));
     for (const RankSimulation::Run& run : p.schedule.ranks[r].runs)
-      if (is_shown(run)) add(pass_name(run.action), run.begin, run.end - run.begin, r);
+      if (is_shown(run)) text.add(kPasses, r, pass_name(run.action), run.begin, run.end - run.begin);
     double at = p.schedule.duration;
     for (const auto& [name, seconds] : phases_after(p)) {
-      add(name, at, seconds, r);
+      text.add(kPasses, r, name, at, seconds);
       at += seconds;
     }
+    add_communication(text, p, r);
   }
-  return "{\"traceEvents\":[" + events + "\n]}\n";
+  return text.whole();
 }
 
 std::string plan_html(const Prediction& p, const std::string& title, const std::string& text) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -54,6 +55,7 @@ TEST(Timelines, ShowEveryPhase) {
   double end_us = 0, after_us = 0;
   const auto trace = nlohmann::json::parse(plan_trace(p));
   for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] == "M" || event["pid"] != 0) continue;
     const auto name = event["name"].get<std::string>();
     end_us = std::max(end_us, event["ts"].get<double>() + event["dur"].get<double>());
     if (name.find(", stage ") == std::string::npos) shown.insert(name);
@@ -66,6 +68,39 @@ TEST(Timelines, ShowEveryPhase) {
   }
   EXPECT_TRUE(shown.contains("matrices") && shown.contains("attention logits"));
   EXPECT_NEAR(end_us, 1e6 * p.schedule.duration + after_us, 0.1);
+}
+
+// Each axis has a row of its own on each pipeline rank, whose events have the axis' bytes.
+TEST(Timelines, ShowCommunicationByAxis) {
+  PartLibrary parts;
+  const Prediction p =
+      predict(parts, recipe("bench_olmoe_1b_7b.toml", {"parallel.pp=2", "parallel.ep=2", "parallel.tp=2"}), 8,
+              machine("h200"), {});
+  const auto trace = nlohmann::json::parse(plan_trace(p));
+  std::map<int64_t, std::string> rows;
+  std::map<std::string, double> bytes, end_us;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["pid"] != 1) continue;
+    const auto tid = event["tid"].get<int64_t>();
+    if (event["ph"] == "M") {
+      if (event["name"] == "thread_name") rows[tid] = event["args"]["name"];
+      continue;
+    }
+    ASSERT_TRUE(rows.contains(tid)) << "a row is named before its events";
+    const std::string row = rows[tid], axis = event["name"];
+    EXPECT_TRUE(row.ends_with(", " + axis)) << row;
+    EXPECT_GE(event["ts"].get<double>(), end_us[row] - 0.002) << row << ": events of a row do not overlap";
+    end_us[row] = event["ts"].get<double>() + event["dur"].get<double>();
+    if (event["args"]["of"] != "gradients and weights") bytes[axis] += event["args"]["bytes"].get<double>();
+  }
+  for (const char* axis : {"tp", "ep", "pp"})
+    for (const char* rank : {"pp rank 0, ", "pp rank 1, "})
+      EXPECT_EQ(end_us.contains(std::string(rank) + axis),
+                std::string(rank) != "pp rank 1, " || axis != std::string("pp"))
+          << rank << axis;
+  ASSERT_EQ(p.schedule.shape.num_micro_batches, p.num_micro_batches);
+  EXPECT_NEAR(bytes["ep"], 2 * p.axes.at("ep").bytes, 1e-3 * bytes["ep"]) << "two pipeline ranks";
+  EXPECT_NEAR(bytes["pp"], p.message_bytes * static_cast<double>(p.num_micro_batches), 1);
 }
 
 }  // namespace

@@ -138,8 +138,10 @@ void add_op(PassTime& time, const TimeContext& c, const OpWork& op, double rows)
   time.kernels[static_cast<size_t>(op.kind)] += seconds + launches + max_logit_seconds(c, op);
   time.launches += launches;
   if (op.kind == KernelClass::memory && writes_to_ranks(op.name)) time.writers += seconds;
-  if (c.assume.precision != PlanPrecision::from_recipe && is_quantized(op.name, c))
-    time.kernels[static_cast<size_t>(KernelClass::memory)] += kQuantizerBytes * bytes / memory_rate(c);
+  const bool quantises = c.assume.precision != PlanPrecision::from_recipe && is_quantized(op.name, c);
+  const double quantising = quantises ? kQuantizerBytes * bytes / memory_rate(c) : 0;
+  time.kernels[static_cast<size_t>(KernelClass::memory)] += quantising;
+  if (op.kind == KernelClass::experts) time.experts += seconds + launches + quantising;
 }
 
 void add_memory(PassTime& time, const TimeContext& c, double bytes) {
@@ -393,6 +395,7 @@ PassTime& PassTime::add(const PassTime& o, double times) {
   hidden += times * o.hidden;
   writers += times * o.writers;
   launches += times * o.launches;
+  experts += times * o.experts;
   messages += times * o.messages;
   for (size_t i = 0; i < groups.size(); ++i) groups[i] += times * o.groups[i];
   for (size_t i = 0; i < wire_bytes.size(); ++i) wire_bytes[i] += times * o.wire_bytes[i];
@@ -438,8 +441,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     const BiasedBytes biased = biased_bytes(c);
     add_memory(t.forward, c, static_cast<double>(num_moe) * (permuted_bytes(c) + biased.forward));
     add_memory(t.backward, c, static_cast<double>(num_moe) * (2 * permuted_bytes(c) + biased.backward));
+    add_recompute(t, c, part, num_moe);
   }
-  if (is_moe && c.assume.system == PlanSystem::megatron) add_recompute(t, c, part, num_moe);
   // Without experts the host waits for nothing, and its launches are ahead of the device.
   const auto num_layers = static_cast<double>(c.spec.model.num_experts == 0 ? 0 : is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;
@@ -449,6 +452,8 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
     t.backward.host += t.forward.host;
   }
+  if (is_moe && c.assume.system == PlanSystem::megatron)
+    add_expert_launches(t, c, num_moe, part.recompute.layer || c.assume.recompute == PlanRecompute::moe);
   // A backward_input by itself has no weight gradients to overlap with.
   if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap != ExpertOverlap::none && !part.splits)
     overlap_layer(t.backward, c, part.recompute);

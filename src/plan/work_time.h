@@ -75,6 +75,7 @@ struct PassTime {
   double hidden = 0;    // part of the groups' time that overlaps with compute
   double writers = 0;   // part of the kernels' time: kernels that write rows to the memory of other ranks
   double launches = 0;  // part of the kernels' time: from the end of a kernel to the start of the next one's work
+  double experts = 0;   // part of the kernels' time: experts' products and, with --assume precision, their quantising
   double compute() const;
   double exposed() const;
   double total() const { return compute() + host + exposed(); }

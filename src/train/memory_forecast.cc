@@ -24,24 +24,43 @@ struct OfProcess {
   Control& control;
 };
 
-// Computes two small products, of a forward pass and of a weight gradient. The BLAS library's pages, about 3 MiB,
-// are loaded at its first product. So they are part of the program's memory when that is read.
-void load_products(Stream s, DType compute) {
-  constexpr int64_t kSize = 64;
+// Computes small products of each kind: of a forward pass, and of the gradients of inputs and of weights; with adapters
+// also of their few columns. The BLAS library loads its pages and generates its code at the first product of a kind,
+// some 5 MiB in f32. So they are part of the program's memory when that is read.
+void load_products(Stream s, DType compute, int64_t lora_rank) {
+  constexpr int64_t kSize = 128;
   std::vector<float> a(kSize * kSize), b(kSize * kSize), c(kSize * kSize);  // large enough for each dtype
-  const auto matrix = [](std::vector<float>& of, DType dtype) { return Tensor{of.data(), {kSize, kSize}, dtype}; };
-  gemm(s, {.c_MN = matrix(c, compute), .a = matrix(a, compute), .b = matrix(b, compute), .trans_b = true});
-  gemm(s, {.c_MN = matrix(c, DType::f32),
-           .a = matrix(a, compute),
-           .b = matrix(b, compute),
-           .trans_a = true,
-           .accumulate = true});
+  const auto matrix = [](std::vector<float>& of, Shape shape, DType dtype) { return Tensor{of.data(), shape, dtype}; };
+  const auto load = [&](int64_t M, int64_t N, int64_t K) {
+    gemm(s, {.c_MN = matrix(c, {M, N}, compute),
+             .a = matrix(a, {M, K}, compute),
+             .b = matrix(b, {N, K}, compute),
+             .trans_b = true});
+    gemm(s, {.c_MN = matrix(c, {M, K}, compute), .a = matrix(a, {M, N}, compute), .b = matrix(b, {N, K}, compute)});
+    gemm(s, {.c_MN = matrix(c, {N, K}, DType::f32),
+             .a = matrix(a, {M, N}, compute),
+             .b = matrix(b, {M, K}, compute),
+             .trans_a = true,
+             .accumulate = true});
+  };
+  load(kSize, kSize, kSize);
+  if (lora_rank > 0) load(kSize, std::min(lora_rank, kSize), kSize);
 }
 
-// Outside the plan: packed blocks of matrix products, 2.3 MiB a thread, and buffers of
-// files and logs.
-int64_t library_bytes(int threads) {
-  return (int64_t{1} << 20) + std::min(threads, num_available_cpus()) * (int64_t{23} << 20) / 10;
+// Outside the plan, in MiB: the heap's buffers of files, logs and products, and in f32 the blocks that the BLAS library
+// packs and the code that it generates for further shapes. They were read from the pages of runs with one and two threads
+// (docs/measurements/memory.md).
+constexpr double kHeap = 2.75, kOfF32 = 4;
+// The same of a thread: its heap, and blocks that the library packs for products with few columns.
+constexpr double kHeapOfThread = 0.25, kFewColumns = 2.1;
+
+int64_t bytes_of(double mib) { return static_cast<int64_t>(mib * 1024 * 1024); }
+
+// All ranks of a process share its heap.
+int64_t process_bytes(DType compute) { return bytes_of(kHeap + (compute == DType::f32 ? kOfF32 : 0)); }
+
+int64_t threads_bytes(int threads, const LoraSpec& lora) {
+  return std::min(threads, num_available_cpus()) * bytes_of(kHeapOfThread + (lora.rank > 0 ? kFewColumns : 0));
 }
 
 }  // namespace
@@ -68,11 +87,13 @@ void MemoryForecast::predict_gpu(const HostMemory& host) {
 // At this point the process has loaded the program and the indices of the datasets; the plan's pages are allocated at
 // their first use. Ranks that are threads of the process are measured together.
 void MemoryForecast::predict_process(const HostMemory& host) {
-  load_products(engine_.stream(), engine_.spec().precision.compute);
+  const EngineSpec& spec = engine_.spec();
+  load_products(engine_.stream(), spec.precision.compute, spec.lora.rank);
   const int64_t held = current_rss_bytes();
   const OfProcess of{control_};
   const int64_t num_ranks = of.sum(1), plan = of.sum(engine_.plan().total_bytes());
-  const int64_t program = held + of.sum(library_bytes(engine_.spec().threads)), snapshot = of.sum(host.snapshot_bytes);
+  const int64_t program = held + process_bytes(spec.precision.compute) + of.sum(threads_bytes(spec.threads, spec.lora));
+  const int64_t snapshot = of.sum(host.snapshot_bytes);
   predicted_bytes_ = program + plan + snapshot;
   log_.info("memory: predicted peak {} (plan {}, program and data indices {}, checkpoint snapshot {}){}",
             bytes_text(predicted_bytes_), bytes_text(plan), bytes_text(program), bytes_text(snapshot),

@@ -78,6 +78,20 @@ CriticalPath embedding_bwd_path(double tokens, double vocab, double tp) {
           .on_chip = passes * (2 * rounds * kLoads * 3 + 2 * kWarps + 2 * kDigits)};
 }
 
+// After the products of its last tile, of 128 rows and 256 columns, a warp takes the tile's boxes of 32 columns in turn:
+// gate and up arrive, and each of two results leaves before its buffer is used again (ops/experts/sm90/d_gated_rows.h).
+CriticalPath gated_gradient_path(const OpWork& op, double rows, double hidden) {
+  constexpr double kColumns = 256, kOfBox = 32, kCopies = 3;
+  const double columns = op.cost.flops / static_cast<double>(op.calls) / (2 * rows * hidden);
+  return {.loads = std::ceil(std::min(columns, kColumns) / kOfBox) * kCopies};
+}
+
+// Returns whether Hopper's kernels compute the experts and gated layers.
+bool has_hopper_tiles(const TimeContext& c) {
+  return c.spec.kernels != KernelChoice::portable && c.machine.has_hopper_kernels() &&
+         c.spec.precision.compute == DType::bf16;
+}
+
 }  // namespace
 
 double CriticalPath::seconds() const { return loads * kLoadSeconds + on_chip * kOnChipSeconds; }
@@ -98,6 +112,9 @@ CriticalPath critical_path(const TimeContext& c, const OpWork& op) {
   if (op.name == "rope_bwd") return rope_bwd_path(c, gathered);
   if (op.name == "route_fwd") return route_path(rows, top_k);
   if (op.name == "balance_stats") return balance_path(rows, top_k);
+  if ((op.name == "d_expert_down" || op.name == "d_gated_down") && has_hopper_tiles(c))
+    return gated_gradient_path(op, op.name == "d_expert_down" ? rows * top_k : rows,
+                               static_cast<double>(m.hidden_size));
   if (op.name == "embedding_bwd")
     return embedding_bwd_path(gathered, static_cast<double>(m.vocab_size), static_cast<double>(c.spec.mesh.tp));
   return {};

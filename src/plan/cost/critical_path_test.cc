@@ -68,6 +68,16 @@ TEST(CriticalPath, OfRopeIsLongerWithNormsOfHeads) {
             2 * critical_path(plain.context(), call_of("rope_bwd")).seconds());
 }
 
+// The demo's experts have 128 columns, so 4 boxes of 32; a tile has at most 8. Portable kernels have other loops.
+TEST(CriticalPath, OfGatedGradientsIsThatOfTheBoxesOfATile) {
+  const Planned p = planned({}), portable = planned({"run.kernels=\"portable\""});
+  const double tokens = 4096, flops = 2 * tokens * 128 * 128;
+  EXPECT_EQ(critical_path(p.context(), call_of("d_gated_down", flops)).loads, 3 * 4);
+  EXPECT_EQ(critical_path(p.context(), call_of("d_expert_down", 2 * flops)).loads, 3 * 4);
+  EXPECT_EQ(critical_path(p.context(), call_of("d_gated_down", 16 * flops)).loads, 3 * 8);
+  EXPECT_EQ(critical_path(portable.context(), call_of("d_gated_down", flops)).loads, 0);
+}
+
 TEST(CriticalPath, IsThatOfMoebiusOnAGpu) {
   const Planned cpu = planned({}, "epyc2"), gpu = planned({});
   EXPECT_EQ(critical_path(cpu.context(), call_of("route_fwd")).seconds(), 0);

@@ -1,5 +1,7 @@
 #include "plan/cost/megatron_bytes.h"
 
+#include <algorithm>
+
 #include "plan/cost/row_exchange.h"
 
 namespace moebius {
@@ -10,6 +12,29 @@ constexpr double kBf16 = 2;
 // The rows of experts on an average rank, one for each token and expert of it.
 double rows_of(const TimeContext& c) {
   return static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh) * c.spec.model.top_k);
+}
+
+constexpr int64_t kLinears = 2;
+
+// Ops that quantise one operand, and those that reorder the scales of a product's two operands.
+struct QuantizerOps {
+  int64_t operand = 0, product = 0;
+};
+
+QuantizerOps quantizer_ops(PlanPrecision precision) {
+  switch (precision) {
+    case PlanPrecision::from_recipe:
+      return {};
+    case PlanPrecision::fp8_block:
+      return {.operand = 1};
+    case PlanPrecision::fp8_tensor:
+      return {.operand = 3};
+    case PlanPrecision::mxfp8:
+      return {.operand = 1, .product = 2};
+    case PlanPrecision::nvfp4:
+      return {.operand = 3, .product = 2};
+  }
+  MOEBIUS_FAIL(internal, "expert_ops: a precision that is not known");
 }
 
 }  // namespace
@@ -40,6 +65,25 @@ BiasedBytes biased_bytes(const TimeContext& c) {
   return {.forward = kBf16 * R * (clamp + bias),
           .backward = kBf16 * R * (clamp_backward + bias_backward),
           .activation = kBf16 * R * clamp};
+}
+
+int64_t expert_ops(PlanPrecision precision, bool backward) {
+  const QuantizerOps ops = quantizer_ops(precision);
+  const int64_t operands = backward ? 1 : 2, products = backward ? 2 : 1;
+  return kLinears * (operands * ops.operand + products * (1 + ops.product));
+}
+
+void add_expert_launches(PartTime& t, const TimeContext& c, int64_t num_moe, bool repeats) {
+  if (c.assume.graphs == PlanGraphs::full || num_moe == 0) return;
+  const PlanPrecision precision = products_precision(c.spec, c.assume, c.machine);
+  const double experts = static_cast<double>(num_moe * c.spec.model.num_experts / c.spec.mesh.ep);
+  const auto seconds = [&](bool backward) {
+    return experts * static_cast<double>(expert_ops(precision, backward)) * kExpertOpSeconds;
+  };
+  const double forward = seconds(false), backward = seconds(true) + (repeats ? forward : 0);
+  // Modules of multi-token prediction run with the loss.
+  t.forward.host += std::max(0.0, forward - t.forward.experts - t.loss.experts);
+  t.backward.host += std::max(0.0, backward - t.backward.experts);
 }
 
 }  // namespace moebius

@@ -1,4 +1,5 @@
-// The bytes that Megatron Core's own kernels move for the rows of experts, besides the products that Moebius has too.
+// The work of Megatron Core's experts besides the products that Moebius has too: the bytes that its own kernels move, and
+// the launches of the host.
 #pragma once
 
 #include "plan/work_time.h"
@@ -18,5 +19,21 @@ struct BiasedBytes {
 // the second products, times the routing weights, expert by expert, and joins the results. Source: TEGroupedMLP and
 // weighted_bias_quick_geglu_impl of Megatron Core. Routing weights are taken to be in bf16.
 BiasedBytes biased_bytes(const TimeContext& c);
+
+// Seconds in which the host makes and launches one op of an expert. It is a round number that is assumed
+// (docs/measurements/plan.md compares it with runs).
+inline constexpr double kExpertOpSeconds = 10e-6;
+
+// Returns the ops of one expert in a pass. Each of its two linear layers is one product in the forward pass and two in
+// the backward pass. In 8 bits or less the operands are quantised expert by expert, with their transposes: the input and
+// the weight in the forward pass, and the gradient in the backward pass. A scale of a whole tensor needs the largest
+// magnitude, the scale and then the values. MXFP8 and NVFP4 bring the scales of both operands into another
+// order for each product.
+int64_t expert_ops(PlanPrecision precision, bool backward);
+
+// Adds to t.forward.host and t.backward.host the time in which the GPU waits for these launches. The host has read the
+// counts of rows before them, so none of them was launched ahead. They overlap with the experts' own kernels.
+// repeats: the backward pass computes the experts' forward pass again.
+void add_expert_launches(PartTime& t, const TimeContext& c, int64_t num_moe, bool repeats);
 
 }  // namespace moebius

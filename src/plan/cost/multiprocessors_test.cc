@@ -53,6 +53,23 @@ TEST(IdleMultiprocessors, OfTheGradientsOfExperts) {
   EXPECT_DOUBLE_EQ(idle({"precision.compute=\"f32\""}, 1, 4e12), 1);
 }
 
+// The demo's rows of experts are 64 tiles of 128 rows and 256 columns. A result of 128 columns fills half of each.
+TEST(IdleMultiprocessors, OfRowsOfExpertsCountsWideTiles) {
+  const PlanMachine h200 = machine("h200"), b200 = machine("b200");
+  const Assumptions assume;
+  const EngineSpec spec = planned_engine_spec(recipe("demo.toml", {"run.device=\"cuda\""}), 1);
+  const auto idle = [&](const PlanMachine& m, const char* name, double columns, double rows) {
+    const OpWork op{.name = name, .kind = KernelClass::experts, .calls = 1};
+    return idle_multiprocessors({.machine = m, .assume = assume, .spec = spec}, op,
+                                {.flops = 2 * rows * columns * 128});
+  };
+  EXPECT_DOUBLE_EQ(idle(h200, "expert_up", 256, 8192), 132.0 / 64);
+  EXPECT_DOUBLE_EQ(idle(h200, "d_expert_down", 128, 8192), 2 * 132.0 / 64);
+  EXPECT_DOUBLE_EQ(idle(h200, "gated_up", 256, 4096), 132.0 / 32);
+  EXPECT_DOUBLE_EQ(idle(h200, "expert_up", 256, 1e6 * 128), 1);
+  EXPECT_DOUBLE_EQ(idle(b200, "expert_up", 256, 8192), b200.multiprocessors / 128) << "other kernels";
+}
+
 double products_ms(const std::vector<std::string>& set) {
   PartLibrary parts;
   return 1e3 *
