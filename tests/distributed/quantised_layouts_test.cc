@@ -291,18 +291,17 @@ void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::ve
 
 class QuantisedGradientsOnLayouts : public ::testing::TestWithParam<QuantisedGradients> {};
 
-// A scale of a whole tensor cannot be shared by ranks, so these recipes have copies and stages only. In bf16 a sum of
-// shares is rounded otherwise in most tokens.
+// nvfp4 has copies and stages only. In bf16 a sum of shares is rounded otherwise in most tokens.
 TEST_P(QuantisedGradientsOnLayouts, AreThoseOfOneRank) {
   const QuantisedGradients& model = GetParam();
-  const bool scales_tensors = model.recipe == PrecisionRecipe::fp8_tensor || model.recipe == PrecisionRecipe::nvfp4;
+  const bool is_nv = model.recipe == PrecisionRecipe::nvfp4;
   std::vector<QuantisedLayoutCase> layouts;
   for (const QuantisedLayoutCase& c : distinct_layouts()) {
     const bool shares = c.layout.tp * c.layout.cp * c.layout.ep * c.layout.etp > 1;
-    if (scales_tensors ? shares : model.compute == DType::bf16 && adds_shares(c.layout)) continue;
+    if (is_nv ? shares : model.compute == DType::bf16 && adds_shares(c.layout)) continue;
     layouts.push_back(c);
   }
-  EXPECT_GE(layouts.size(), scales_tensors ? 7u : model.compute == DType::bf16 ? 10u : 36u);
+  EXPECT_GE(layouts.size(), is_nv ? 7u : model.compute == DType::bf16 ? 10u : 36u);
   expect_gradients_of_one_rank(model, layouts);
 }
 
