@@ -212,7 +212,8 @@ void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tenso
 // A matrix and its transpose have one largest magnitude.
 void ProductPrecision::exchange_weights(Stream& s, const Tensor& all_We, const Tensor& own_e, const Tensor& w) const {
   const Format& format = formats_of(recipe_).w;
-  largest_magnitudes(s, {.bits_e = own_e, .of = {.q = form_of(w.shape, format.element, format.layout, false), .x_RC = w}});
+  largest_magnitudes(s,
+                     {.bits_e = own_e, .of = {.q = form_of(w.shape, format.element, format.layout, false), .x_RC = w}});
   ranks_.weights->all_gather(s, all_We, own_e.view({1, own_e.numel()}));
 }
 

@@ -22,12 +22,11 @@ void check_tensor_scales(const RunSpec& s) {
       "experts: one of tp * cp and ep * etp must divide the other; got {} * {} and {} * {}; choose \"fp8_block\" or "
       "\"mxfp8\", or other degrees{}",
       p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
-  MOEBIUS_CHECK(
-      usage, p.etp == 1 || experts <= dense || p.expert_overlap == ExpertOverlap::none,
-      "parallel.expert_overlap needs the group of ep * etp = {} * {} ranks for rows, and precision.recipe = "
-      "\"fp8_tensor\" uses it for scales where these are more than tp * cp = {} * {}; set it to \"none\", or "
-      "parallel.etp to 1{}",
-      p.ep, p.etp, p.tp, p.cp, origin(s, "parallel.expert_overlap"));
+  MOEBIUS_CHECK(usage, p.etp == 1 || experts <= dense || p.expert_overlap == ExpertOverlap::none,
+                "parallel.expert_overlap needs the group of ep * etp = {} * {} ranks for rows, and precision.recipe = "
+                "\"fp8_tensor\" uses it for scales where these are more than tp * cp = {} * {}; set it to \"none\", or "
+                "parallel.etp to 1{}",
+                p.ep, p.etp, p.tp, p.cp, origin(s, "parallel.expert_overlap"));
 }
 
 }  // namespace moebius

@@ -35,11 +35,8 @@ void Linear::backward_weight(Step& step, Tensor dy, Tensor x, bool adds, const L
   if (!w_.has_grad) return;
   StackScope scope(step.stack);
   const auto [dy_q, x_q] = precision_.for_dw(quantize_context(step), dy, {}, x, {});
-  gemm(step.stream, {.c_MN = w_.dw,
-                     .a = dy_q,
-                     .b = x_q,
-                     .trans_a = true,
-                     .accumulate = adds || w_.adds_to_grad(step.batch)});
+  gemm(step.stream,
+       {.c_MN = w_.dw, .a = dy_q, .b = x_q, .trans_a = true, .accumulate = adds || w_.adds_to_grad(step.batch)});
 }
 
 void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C, const Linear::Low& low) const {

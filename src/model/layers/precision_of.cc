@@ -24,11 +24,11 @@ bool is_kept(const LayerContext& c, const ParamSpec& spec) {
 void check_split(PrecisionRecipe recipe, const ParamPart& part) {
   if (part.shard.dim < 0) return;
   const int64_t multiple = split_multiple(recipe), whole = part.shape[part.shard.dim];
-  MOEBIUS_CHECK(usage, part.shard.count % multiple == 0,
-                "precision.recipe = \"{}\" has blocks of {} that ranks cannot share: the {} {} of {} are split into {}; "
-                "choose a smaller parallel.tp or etp, or add the name to precision.keep",
-                name_of(recipe), multiple, whole, part.shard.dim == 0 ? "rows" : "columns", part.name,
-                part.shard.count);
+  MOEBIUS_CHECK(
+      usage, part.shard.count % multiple == 0,
+      "precision.recipe = \"{}\" has blocks of {} that ranks cannot share: the {} {} of {} are split into {}; "
+      "choose a smaller parallel.tp or etp, or add the name to precision.keep",
+      name_of(recipe), multiple, whole, part.shard.dim == 0 ? "rows" : "columns", part.name, part.shard.count);
 }
 
 Group* unless_alone(Group& ranks) { return ranks.size() == 1 ? nullptr : &ranks; }
@@ -68,13 +68,7 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
   const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
   const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
-  return {c.precision.recipe,
-          c.seed,
-          key_of(spec.name.c_str()),
-          experts,
-          c.precision.weight_gradients,
-          stats_5,
-          gpu,
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu,
           ranks_of(c, spec)};
 }
 

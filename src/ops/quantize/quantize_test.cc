@@ -240,10 +240,8 @@ TEST_P(QuantizeTest, RanksThatShareMagnitudesHaveTheBytesOfTheWhole) {
                               .of = {.q = form.operand(), .x_RC = x.tensor().rows(128 * r, 128 * r + 128)}});
     }
     QuantisedArray part(shape(128), c.element, c.layout, transposed);
-    quantize(s_, {.q = part.operand(),
-                  .x_RC = x.tensor().rows(0, 128),
-                  .magnitude_WB = all.tensor(),
-                  .first_matrix = 1});
+    quantize(s_,
+             {.q = part.operand(), .x_RC = x.tensor().rows(0, 128), .magnitude_WB = all.tensor(), .first_matrix = 1});
     const Values of_whole = whole.values(s_), of_part = part.values(s_);
     for (int64_t i = 0; i < 128; ++i) {
       for (int64_t j = 0; j < C; ++j) {

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(Problem p, uint32_t* 
   if (threadIdx.x == 0) atomicMax(largest + t.matrix, m);
 }
 
-// of[e] = the largest magnitude of matrix e on all ranks. magnitudes: of the first rank and the first matrix; the next
+// Stores the largest magnitude of each matrix on all ranks. magnitudes: of the first rank and the first matrix; the next
 // rank's are `stride` after.
 __global__ void largest_of_ranks_kernel(uint32_t* of, const int32_t* magnitudes, int64_t n, int64_t stride,
                                         int num_ranks) {
@@ -324,8 +324,7 @@ void quantize_all(Stream& s, const Quantize& a) {
   if (in_tiles) {
     sm90::quantize_tiles(s, a);
   } else {
-    with_float_type(a.x_RC.dtype,
-                    [&](auto zero) { launch(s, p, matrices, quantize_kernel<decltype(zero)>, draws); });
+    with_float_type(a.x_RC.dtype, [&](auto zero) { launch(s, p, matrices, quantize_kernel<decltype(zero)>, draws); });
   }
   if (of_tensor)
     matrix_scales_kernel<<<num_blocks(matrices, kThreads), kThreads, 0, cuda_stream(s)>>>(of_matrix, matrices, is_nv,
