@@ -19,6 +19,7 @@
 #include "config/check/qk_clip_check.h"
 #include "config/check/run_check_keys.h"
 #include "config/check/sharding_check.h"
+#include "config/check/tensor_scales_check.h"
 #include "config/check/zb_h1_check.h"
 #include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
@@ -271,18 +272,6 @@ void check_recompute(const RunSpec& s) {
   refuse(r.shared_expert, "shared_expert", s.model.shared_intermediate_size > 0, "shared experts");
 }
 
-// A scale of a whole tensor would need a maximum over ranks.
-void check_whole_tensors(const RunSpec& s) {
-  const ParallelSpec& p = s.parallel;
-  const PrecisionRecipe recipe = s.precision.recipe;
-  const bool scales_tensors = recipe == PrecisionRecipe::fp8_tensor || recipe == PrecisionRecipe::nvfp4;
-  MOEBIUS_CHECK(
-      usage, !scales_tensors || p.tp * p.cp * p.ep * p.etp == 1,
-      "precision.recipe = \"{}\" scales whole tensors, which ranks of tp, cp, ep and etp would share: tp * cp * "
-      "ep * etp must be 1; got {} * {} * {} * {}; choose \"fp8_block\" or \"mxfp8\", or other degrees{}",
-      name_of(recipe), p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
-}
-
 // Checks the keys about weights and rows in the recipe's format.
 void check_held_in_recipe(const RunSpec& s) {
   const bool weights = s.precision.weights == PrecisionChoice::recipe,
@@ -326,7 +315,7 @@ void check_precision(const RunSpec& s) {
                 "precision.recipe = \"{}\" has no portable kernels; set run.kernels = \"auto\" or precision.recipe = "
                 "\"none\"{}",
                 name_of(s.precision.recipe), origin(s, "precision.recipe"));
-  check_whole_tensors(s);
+  check_tensor_scales(s);
 }
 
 // With adapters the model itself does not change: keys that would change it are refused.

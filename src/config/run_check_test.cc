@@ -54,10 +54,6 @@ TEST(Check, PrecisionRecipesAreAcceptedWhereTheyRun) {
                 "remove it [--set]"));
   EXPECT_THAT(check_error({"precision.weight_gradients=compute"}),
               HasSubstr("precision.weight_gradients = \"compute\" would do nothing: precision.recipe is \"none\""));
-  EXPECT_THAT(check_error({"precision.recipe=nvfp4", "parallel.ep=2"}, 2),
-              HasSubstr("precision.recipe = \"nvfp4\" scales whole tensors, which ranks of tp, cp, ep and etp would "
-                        "share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose \"fp8_block\" or \"mxfp8\", or "
-                        "other degrees [--set]"));
   EXPECT_THAT(check_error({"precision.weight_copies=false"}),
               HasSubstr("precision.weight_copies = false would do nothing: precision.recipe is \"none\""));
   for (const char* key : {"precision.weights", "precision.dispatch", "precision.activations"}) {

@@ -108,7 +108,7 @@ void check_quantised_products(const ModelSpec& model, const PrecisionSpec& preci
     MOEBIUS_CHECK(
         usage, why.empty(),
         "precision.recipe = \"fp8_block\" on a GPU: the products of {} need {}; {}, set the recipe to "
-        "\"fp8_tensor\", which emulates what no kernel computes (on layouts of dp and pp), or set run.device = \"cpu\"",
+        "\"fp8_tensor\", which emulates what no kernel computes, or set run.device = \"cpu\"",
         name, why, keep_text(spec));
   }
 }

@@ -210,6 +210,7 @@ std::vector<Settings> features() {
       {bf16, "optimizer.master=\"bf16_stochastic\"", "optimizer.grad=\"bf16\""},
       {bf16, "optimizer.state=\"8bit\""},
       {"precision.recipe=\"fp8_tensor\""},
+      {"precision.recipe=\"fp8_tensor\"", "parallel.tp=2"},
       {"precision.recipe=\"mxfp8\""},
       {"precision.recipe=\"nvfp4\""},
       {"precision.recipe=\"fp8_block\"", "precision.activations=\"recipe\""},

@@ -43,17 +43,21 @@ const ProductPrecision::Formats& ProductPrecision::formats_of(PrecisionRecipe re
   MOEBIUS_ASSERT(!"a recipe that quantises");
 }
 
+bool scales_whole_tensors(PrecisionRecipe recipe) {
+  return recipe == PrecisionRecipe::fp8_tensor || recipe == PrecisionRecipe::nvfp4;
+}
+
 int64_t split_multiple(PrecisionRecipe recipe) {
   switch (recipe) {
     case PrecisionRecipe::none:
+    case PrecisionRecipe::fp8_tensor:
       return 1;
     case PrecisionRecipe::fp8_block:
       return 128;
     case PrecisionRecipe::mxfp8:
       return 32;
-    case PrecisionRecipe::fp8_tensor:
     case PrecisionRecipe::nvfp4:
-      return 0;
+      return 16;
   }
   MOEBIUS_ASSERT(!"unknown recipe");
 }
@@ -96,14 +100,42 @@ void allocate(StepStack& stack, Operand& q) {
 
 }  // namespace
 
+namespace {
+
+// Returns the shape of the quantised copy of rows, or of its transpose.
+Shape shape_of_copy(const Tensor& x, const RowGroups& rows, bool transposed) {
+  if (!transposed) return x.shape;
+  if (x.shape.rank() == 3) return {x.dim(0), x.dim(2), x.dim(1)};
+  const int64_t R = rows.token_R.empty() ? x.dim(0) : rows.token_R.numel();
+  return {x.dim(1), rows.offsets_e1.empty() ? padded_rows(R) : padded_rows(R, rows.offsets_e1.numel() - 1)};
+}
+
+// The quantisation of rows, with the rest of its arguments at their defaults.
+Quantize quantize_of(const Operand& q, const Tensor& x, const RowGroups& rows) {
+  return {.q = q, .x_RC = x, .offsets_e1 = rows.offsets_e1, .token_R = q.transposed ? rows.token_R : Tensor{}};
+}
+
+}  // namespace
+
+void ProductPrecision::measure(Stream& s, const Tensor& own_1, const Tensor& x, const RowGroups& rows,
+                               const Format& format, bool transposed) const {
+  const bool apart = !rows.measured.empty();  // then they are whole rows
+  const Tensor& from = apart ? rows.measured : x;
+  const RowGroups of = apart ? RowGroups{} : rows;
+  const bool turned = transposed && !apart;
+  Quantize q = quantize_of(form_of(shape_of_copy(from, of, turned), format.element, format.layout, turned), from, of);
+  q.hadamard = format.hadamard && turned;
+  largest_magnitudes(s, {.bits_e = own_1, .of = q});
+}
+
+Tensor ProductPrecision::exchange(const QuantizeContext& c, Group& ranks, const Tensor& own_B) const {
+  const Tensor all = c.stack.alloc({ranks.size(), own_B.numel()}, DType::i32);
+  ranks.all_gather(c.stream, all, own_B.view({1, own_B.numel()}));
+  return all;
+}
+
 Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows,
-                                    const Format& format, bool transposed) const {
-  Shape shape = x.shape;
-  if (transposed && x.shape.rank() == 3) shape = {x.dim(0), x.dim(2), x.dim(1)};
-  if (transposed && x.shape.rank() == 2) {
-    const int64_t R = rows.token_R.empty() ? x.dim(0) : rows.token_R.numel();
-    shape = {x.dim(1), rows.offsets_e1.empty() ? padded_rows(R) : padded_rows(R, rows.offsets_e1.numel() - 1)};
-  }
+                                    const Format& format, bool transposed, Magnitudes known) const {
   const bool emulates = this->emulates(c.stream);
   Tensor values;
   if (emulates) {
@@ -112,15 +144,20 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
   }
   std::optional<StackScope> until_dequantised;
   if (emulates) until_dequantised.emplace(c.stack);
-  Operand q = form_of(shape, format.element, format.layout, transposed);
+  Operand q = form_of(shape_of_copy(x, rows, transposed), format.element, format.layout, transposed);
   allocate(c.stack, q);
-  Quantize op{.q = q,
-              .x_RC = x,
-              .offsets_e1 = rows.offsets_e1,
-              .token_R = transposed ? rows.token_R : Tensor{},
-              .square = format.square,
-              .hadamard = format.hadamard,
-              .stats_5 = stats_5_ ? *stats_5_ : Tensor{}};
+  StackScope magnitudes(c.stack);
+  if (ranks_.rows && known.all_WB.empty()) {
+    const Tensor own_1 = c.stack.alloc({1}, DType::i32);
+    measure(c.stream, own_1, x, rows, format, transposed);
+    known.all_WB = exchange(c, *ranks_.rows, own_1);
+  }
+  Quantize op = quantize_of(q, x, rows);
+  op.square = format.square;
+  op.hadamard = format.hadamard;
+  if (stats_5_) op.stats_5 = *stats_5_;
+  op.magnitude_WB = known.all_WB;
+  op.first_matrix = known.first;
   if (format.stochastic) {
     op.stochastic = {
         .draw_2 = c.draw_2, .seed = seed_, .key = key_, .first_group = experts_.first, .num_groups = experts_.all};
@@ -129,6 +166,21 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
   if (!emulates) return q;
   fill(c.stream, values, q, rows.offsets_e1, format.hadamard);
   return values;
+}
+
+std::pair<Operand, Operand> ProductPrecision::for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& dy_rows,
+                                                     Tensor x_TC, const RowGroups& x_rows) const {
+  if (has_plain_dw() || !ranks_.rows) {
+    const Operand dy = dy_for_dw(c, dy_TC, dy_rows);
+    return {dy, x_for_dw(c, x_TC, x_rows)};
+  }
+  const Formats& of = formats_of(recipe_);
+  const Tensor own_2 = c.stack.alloc({2}, DType::i32);
+  measure(c.stream, own_2.rows(0, 1), dy_TC, dy_rows, of.dy_for_dw, true);
+  measure(c.stream, own_2.rows(1, 2), x_TC, x_rows, of.x_for_dw, true);
+  const Tensor all_W2 = exchange(c, *ranks_.rows, own_2);
+  const Operand dy = quantised(c, dy_TC, dy_rows, of.dy_for_dw, true, {all_W2, 0});
+  return {dy, quantised(c, x_TC, x_rows, of.x_for_dw, true, {all_W2, 1})};
 }
 
 Operand ProductPrecision::x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
@@ -142,11 +194,13 @@ Operand ProductPrecision::weights_form(const Shape& w, bool transposed) const {
   return form_of(transposed ? turned : w, format.element, format.layout, transposed);
 }
 
-void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tensor& w) const {
+void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tensor& w,
+                                        const Tensor& magnitude_We) const {
   Quantize op{.q = q,
               .x_RC = w,
               .square = formats_of(recipe_).w.square,
-              .stats_5 = stats_5_ && !q.transposed ? *stats_5_ : Tensor{}};
+              .stats_5 = stats_5_ && !q.transposed ? *stats_5_ : Tensor{},
+              .magnitude_WB = magnitude_We};
   if (w.shape.rank() == 2) {  // a matrix of weights has no rows to pad, so it is only transposed
     op.x_RC = w.view({1, w.dim(0), w.dim(1)});
     op.q.data = q.data.view({1, q.data.dim(0), q.data.dim(1)});
@@ -155,10 +209,27 @@ void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tenso
   quantize(s, op);
 }
 
+// A matrix and its transpose have one largest magnitude.
+void ProductPrecision::exchange_weights(Stream& s, const Tensor& all_We, const Tensor& own_e, const Tensor& w) const {
+  const Format& format = formats_of(recipe_).w;
+  largest_magnitudes(s,
+                     {.bits_e = own_e, .of = {.q = form_of(w.shape, format.element, format.layout, false), .x_RC = w}});
+  ranks_.weights->all_gather(s, all_We, own_e.view({1, own_e.numel()}));
+}
+
 Operand ProductPrecision::quantised_weights(const QuantizeContext& c, const Tensor& w, bool transposed) const {
   Operand q = weights_form(w.shape, transposed);
   allocate(c.stack, q);
-  quantise_weights(c.stream, q, w);
+  {
+    StackScope magnitudes(c.stack);
+    Tensor all_We;
+    if (ranks_.weights) {
+      const int64_t e = w.shape.rank() == 3 ? w.dim(0) : 1;
+      all_We = c.stack.alloc({num_weight_ranks(), e}, DType::i32);
+      exchange_weights(c.stream, all_We, c.stack.alloc({e}, DType::i32), w);
+    }
+    quantise_weights(c.stream, q, w, all_We);
+  }
   return for_products(c, q, w.dtype);
 }
 

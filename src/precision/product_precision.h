@@ -18,6 +18,9 @@
 // tensor makes them numbers that are rounded. Copies of w stay quantised.
 #pragma once
 
+#include <utility>
+
+#include "comm/group.h"
 #include "config/policy_spec.h"
 #include "core/arena.h"
 #include "core/quantized.h"
@@ -35,6 +38,8 @@ struct QuantizeContext {
 // Rows of x and dy that are sorted by expert, as in Quantize (ops/quantize/quantize.h). Empty: no experts.
 struct RowGroups {
   Tensor offsets_e1, token_R;
+  // With ScaleRanks: where the largest magnitude is looked for, if that is not in the rows alone; may be empty.
+  Tensor measured = {};
 };
 
 // The experts of this rank: the first one, and the number of all experts. Stochastic rounding draws by global index.
@@ -42,8 +47,18 @@ struct ExpertRange {
   int64_t first = 0, all = 1;
 };
 
+// The ranks that share a tensor whose scale covers all of it (fp8_tensor and nvfp4). They exchange its largest magnitude,
+// so that all of them have the scale of the whole. Null: the rank has all of it.
+struct ScaleRanks {
+  Group* rows = nullptr;     // the ranks that have rows or columns of x and dy
+  Group* weights = nullptr;  // the ranks that have parts of w
+};
+
+// Returns whether the recipe has scales that cover a whole tensor.
+bool scales_whole_tensors(PrecisionRecipe recipe);
+
 // Returns the multiple of rows or columns at which ranks may split a tensor without splitting a block: 128, 32 or 16,
-// 0 if a scale covers a whole tensor, and 1 with recipe none.
+// and 1 with recipe none and with fp8_tensor, which has no blocks.
 int64_t split_multiple(PrecisionRecipe recipe);
 
 // A GPU computes the products of a parameter with fp8_tensor in one of two ways. fp8_block has only kernels, which refuse
@@ -61,17 +76,19 @@ class ProductPrecision {
  public:
   ProductPrecision() = default;  // plain operands
   // seed, key: of the draws of stochastic rounding; each parameter has its own key. stats_5: the sums to which
-  // quantisation adds (Quantize::stats_5), which must outlive this; null: none.
+  // quantisation adds (Quantize::stats_5), which must outlive this; null: none. ranks: without a scale of a whole tensor
+  // they exchange nothing.
   ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
                    WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe,
-                   const Tensor* stats_5 = nullptr, GpuProducts gpu = GpuProducts::emulated)
+                   const Tensor* stats_5 = nullptr, GpuProducts gpu = GpuProducts::emulated, ScaleRanks ranks = {})
       : recipe_(recipe),
         seed_(seed),
         key_(key),
         experts_(experts),
         weight_gradients_(weight_gradients),
         stats_5_(stats_5),
-        gpu_(gpu) {}
+        gpu_(gpu),
+        ranks_(scales_whole_tensors(recipe) ? ranks : ScaleRanks{}) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
@@ -84,12 +101,20 @@ class ProductPrecision {
   // With WeightGradientPrecision::compute operands are the tensors themselves.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
+  // Returns both, {dy, x}. With ScaleRanks one message has the largest magnitudes of both.
+  std::pair<Operand, Operand> for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& dy_rows, Tensor x_TC,
+                                     const RowGroups& x_rows) const;
 
   // Returns the operands that w() and w_for_dx() return for weights of this shape, without memory. quantise_weights()
   // fills the memory of one. REQUIRES: !is_plain().
   Operand w_form(const Shape& w) const { return weights_form(w, false); }
   Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
-  void quantise_weights(Stream& s, const Operand& q, const Tensor& w) const;
+  // magnitude_We: of all ranks, from exchange_weights(); empty if the rank has all of w.
+  void quantise_weights(Stream& s, const Operand& q, const Tensor& w, const Tensor& magnitude_We = {}) const;
+  // Returns how many ranks have parts of w and need exchange_weights(): 1 if that is this rank alone.
+  int64_t num_weight_ranks() const { return ranks_.weights ? ranks_.weights->size() : 1; }
+  // all [W, e] = the largest magnitudes of w [e, out, in] or [out, in] (e = 1) on each of these ranks, i32
+  void exchange_weights(Stream& s, const Tensor& all_We, const Tensor& own_e, const Tensor& w) const;
   // Returns the operand for the products of the stream's device: q, or where they are emulated its values in dtype.
   Operand for_products(const QuantizeContext& c, const Operand& q, DType dtype) const;
   // The same without the sums of stats_5.
@@ -107,8 +132,21 @@ class ProductPrecision {
   struct Format;
   struct Formats;
   static const Formats& formats_of(PrecisionRecipe recipe);
+  // The largest magnitudes of all ranks, and the column of those of one tensor. No ranks: they are not known.
+  struct Magnitudes {
+    Tensor all_WB;
+    int64_t first = 0;
+  };
   Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Format& format,
-                    bool transposed) const;
+                    bool transposed) const {
+    return quantised(c, x, rows, format, transposed, Magnitudes{});
+  }
+  Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Format& format,
+                    bool transposed, Magnitudes known) const;
+  // own_1 = the largest magnitude of the rows of x that are here
+  void measure(Stream& s, const Tensor& own_1, const Tensor& x, const RowGroups& rows, const Format& format,
+               bool transposed) const;
+  Tensor exchange(const QuantizeContext& c, Group& ranks, const Tensor& own_B) const;  // [W, B], on the step stack
   Operand weights_form(const Shape& w, bool transposed) const;
   Operand quantised_weights(const QuantizeContext& c, const Tensor& w, bool transposed) const;
 
@@ -119,6 +157,7 @@ class ProductPrecision {
   WeightGradientPrecision weight_gradients_ = WeightGradientPrecision::recipe;
   const Tensor* stats_5_ = nullptr;
   GpuProducts gpu_ = GpuProducts::emulated;
+  ScaleRanks ranks_;
 };
 
 }  // namespace moebius

@@ -260,6 +260,12 @@ std::string differences(const QuantisedLayoutCase& c, int64_t micro_batch, const
 // one of these seeds. If it had other operands, it would have them with none.
 constexpr uint64_t kMoreSeeds[] = {77, 301, 19, 31, 5, 11, 17};
 
+// Returns whether scales of whole tensors cover the rows of several micro-batches, which experts get at once. In about
+// half of the runs this rounds some number below the normal range in another way.
+bool shares_scales(const QuantisedGradients& model, const ParallelSpec& layout) {
+  return model.recipe == PrecisionRecipe::fp8_tensor && layout.ep * layout.etp > layout.tp * layout.cp;
+}
+
 // Runs the model on one rank and on each of the layouts. micro_batch: sequences of a layout's, not of one rank's.
 void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::vector<QuantisedLayoutCase>& layouts,
                                   int64_t micro_batch = 2) {
@@ -279,7 +285,7 @@ void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::ve
         if (world.rank() == 0) found = differences(c, micro_batch, got, alone[seed]);
       });
       all += found.empty() ? "" : fmt::format("with seed {}\n{}", seed, found);
-      if (found.empty() || !adds_shares(c.layout)) {
+      if (found.empty() || !(adds_shares(c.layout) || shares_scales(model, c.layout))) {
         EXPECT_EQ(found, "") << c.name << " on " << c.ranks << " ranks";
         all.clear();
         break;
@@ -291,18 +297,19 @@ void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::ve
 
 class QuantisedGradientsOnLayouts : public ::testing::TestWithParam<QuantisedGradients> {};
 
-// A scale of a whole tensor cannot be shared by ranks, so these recipes have copies and stages only. In bf16 a sum of
-// shares is rounded otherwise in most tokens.
+// nvfp4 has copies and stages only. In bf16 a sum of shares is rounded otherwise in most tokens. fp8_tensor leaves out
+// the two layouts of 8 ranks.
 TEST_P(QuantisedGradientsOnLayouts, AreThoseOfOneRank) {
   const QuantisedGradients& model = GetParam();
-  const bool scales_tensors = model.recipe == PrecisionRecipe::fp8_tensor || model.recipe == PrecisionRecipe::nvfp4;
+  const bool is_nv = model.recipe == PrecisionRecipe::nvfp4;
   std::vector<QuantisedLayoutCase> layouts;
   for (const QuantisedLayoutCase& c : distinct_layouts()) {
     const bool shares = c.layout.tp * c.layout.cp * c.layout.ep * c.layout.etp > 1;
-    if (scales_tensors ? shares : model.compute == DType::bf16 && adds_shares(c.layout)) continue;
+    if (is_nv ? shares : model.compute == DType::bf16 && adds_shares(c.layout)) continue;
+    if (model.recipe == PrecisionRecipe::fp8_tensor && c.ranks > 4) continue;
     layouts.push_back(c);
   }
-  EXPECT_GE(layouts.size(), scales_tensors ? 7u : model.compute == DType::bf16 ? 10u : 36u);
+  EXPECT_GE(layouts.size(), is_nv ? 7u : model.compute == DType::bf16 ? 10u : 34u);
   expect_gradients_of_one_rank(model, layouts);
 }
 

@@ -172,8 +172,7 @@ void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, DownPart part) con
   kv_a_adapter_.backward_weight(step, {.dy = dy, .x = x_tD, .first = first_down_row(part)});
   if (!kv_a_.has_grad) return;
   StackScope scope(step.stack);
-  const QuantizeContext c = quantize_context(step);
-  const Operand d = kv_a_precision_.dy_for_dw(c, dy), x = kv_a_precision_.x_for_dw(c, x_tD);
+  const auto [d, x] = kv_a_precision_.for_dw(quantize_context(step), dy, {}, x_tD, {});
   gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, part),
                      .a = d,
                      .b = x,

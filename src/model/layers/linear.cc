@@ -34,12 +34,9 @@ void Linear::backward_weight(Step& step, Tensor dy, Tensor x, bool adds, const L
   adapter_.backward_weight(step, {.dy = dy, .x = x, .low = low.low, .dlow = low.dlow});
   if (!w_.has_grad) return;
   StackScope scope(step.stack);
-  const QuantizeContext c = quantize_context(step);
-  gemm(step.stream, {.c_MN = w_.dw,
-                     .a = precision_.dy_for_dw(c, dy),
-                     .b = precision_.x_for_dw(c, x),
-                     .trans_a = true,
-                     .accumulate = adds || w_.adds_to_grad(step.batch)});
+  const auto [dy_q, x_q] = precision_.for_dw(quantize_context(step), dy, {}, x, {});
+  gemm(step.stream,
+       {.c_MN = w_.dw, .a = dy_q, .b = x_q, .trans_a = true, .accumulate = adds || w_.adds_to_grad(step.batch)});
 }
 
 void ColumnLinear::forward(Step& step, Tensor y_TC, Tensor x_tD, Tensor bias_C, const Linear::Low& low) const {

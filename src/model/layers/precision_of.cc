@@ -1,5 +1,7 @@
 #include "model/layers/precision_of.h"
 
+#include <algorithm>
+
 #include "core/rng.h"
 #include "model/quantize_stats.h"
 #include "ops/quantize/quantize.h"
@@ -22,12 +24,23 @@ bool is_kept(const LayerContext& c, const ParamSpec& spec) {
 void check_split(PrecisionRecipe recipe, const ParamPart& part) {
   if (part.shard.dim < 0) return;
   const int64_t multiple = split_multiple(recipe), whole = part.shape[part.shard.dim];
-  const bool fits = multiple > 0 && part.shard.count % multiple == 0;
-  MOEBIUS_CHECK(usage, fits,
-                "precision.recipe = \"{}\" has {} that ranks cannot share: the {} {} of {} are split into {}; choose a "
-                "smaller parallel.tp or etp, or add the name to precision.keep",
-                name_of(recipe), multiple == 0 ? "a scale for each tensor" : fmt::format("blocks of {}", multiple),
-                whole, part.shard.dim == 0 ? "rows" : "columns", part.name, part.shard.count);
+  MOEBIUS_CHECK(
+      usage, part.shard.count % multiple == 0,
+      "precision.recipe = \"{}\" has blocks of {} that ranks cannot share: the {} {} of {} are split into {}; "
+      "choose a smaller parallel.tp or etp, or add the name to precision.keep",
+      name_of(recipe), multiple, whole, part.shard.dim == 0 ? "rows" : "columns", part.name, part.shard.count);
+}
+
+Group* unless_alone(Group& ranks) { return ranks.size() == 1 ? nullptr : &ranks; }
+
+// The ranks that share the tensors of a parameter's products. A rank that has a whole tensor takes part too: its copy
+// does not change the largest magnitude.
+ScaleRanks ranks_of(const LayerContext& c, const ParamSpec& spec) {
+  const bool is_expert = spec.kind == ParamKind::experts;
+  const bool is_split =
+      std::any_of(spec.parts.begin(), spec.parts.end(), [](const ParamPart& part) { return part.shard.dim >= 0; });
+  return {.rows = unless_alone(c.mesh.group(is_expert ? axis_of_expert_scales(c.mesh.shape()) : Axis::tp_cp)),
+          .weights = is_split ? unless_alone(c.mesh.group(is_expert ? Axis::etp : Axis::tp)) : nullptr};
 }
 
 }  // namespace
@@ -55,7 +68,12 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
   const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
   const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu};
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu,
+          ranks_of(c, spec)};
+}
+
+Axis axis_of_expert_scales(const MeshShape& mesh) {
+  return mesh.etp * mesh.ep > mesh.tp * mesh.cp ? Axis::etp_ep : Axis::tp_cp;
 }
 
 std::string scales_name(const std::string& param) { return param + "_scale_inv"; }
@@ -108,11 +126,16 @@ class WeightOperands::Copies : public WeightCopies {
         precision_(precision) {
     if (!param.is_quantised()) declare(plan, w, ".quantised");
     declare(plan, w_for_dx, ".quantised_transposed");
+    const int64_t ranks = precision.num_weight_ranks(), e = param.spec.shape.rank() == 3 ? param.spec.shape[0] : 1;
+    if (ranks == 1) return;
+    declare(plan, own_e_, ".magnitude", {e}, DType::i32);
+    declare(plan, all_We_, ".magnitudes", {ranks, e}, DType::i32);
   }
   void make(Stream& s) override {
     if (param_.is_quantised()) return transpose_quantized(s, {.out = w_for_dx, .in = operand_of(param_)});
-    precision_.quantise_weights(s, w, param_.w);
-    precision_.quantise_weights(s, w_for_dx, param_.w);
+    if (!all_We_.empty()) precision_.exchange_weights(s, all_We_, own_e_, param_.w);
+    precision_.quantise_weights(s, w, param_.w, all_We_);
+    precision_.quantise_weights(s, w_for_dx, param_.w, all_We_);
   }
   int64_t num_bytes() const override { return bytes_; }
 
@@ -121,17 +144,21 @@ class WeightOperands::Copies : public WeightCopies {
  private:
   void declare(MemoryPlan& plan, Operand& q, const char* what) {
     const auto one = [&](Tensor& t, const char* part) {
-      if (t.empty()) return;
-      plan.declare(t, param_.spec.name + what + part, t.shape, t.dtype, Life::state);
-      bytes_ += div_ceil(t.num_bytes(), kAlignBytes) * kAlignBytes;
+      if (!t.empty()) declare(plan, t, std::string(what) + part, t.shape, t.dtype);
     };
     one(q.data, "");
     one(q.scales, ".scales");
     one(q.tensor_scale, ".tensor_scale");
   }
 
+  void declare(MemoryPlan& plan, Tensor& t, const std::string& what, const Shape& shape, DType dtype) {
+    plan.declare(t, param_.spec.name + what, shape, dtype, Life::state);
+    bytes_ += div_ceil(t.num_bytes(), kAlignBytes) * kAlignBytes;
+  }
+
   static constexpr int64_t kAlignBytes = MemoryPlan::kAlign * 4;  // of quantised elements and f32
 
+  Tensor own_e_, all_We_;  // i32: the largest magnitudes here and on all ranks that have parts of w; may be empty
   const Param& param_;
   ProductPrecision precision_;
   int64_t bytes_ = 0;

@@ -11,6 +11,11 @@ namespace moebius {
 // on every layout.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
+// Returns the axis of the ranks that share the scales of expert rows, where a scale covers a whole tensor: those of a
+// micro-batch, or those that share the experts if these are more. One kind of group consists of whole groups of the
+// other, as check_whole_tensors() (config/run_check.h) has checked.
+Axis axis_of_expert_scales(const MeshShape& mesh);
+
 // Returns whether a recipe quantises the products of this part of a parameter, if precision.keep does not name it: those
 // of projections and of experts, but for the gate of a shared expert, which is one row, and for eh_proj, which joins a
 // module of multi-token prediction to the model.

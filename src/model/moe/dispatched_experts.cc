@@ -255,7 +255,7 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
   ExpertUp op{.h_R2F = h_R2F,
               .a_RF = a_RF,
-              .x_TD = w1_precision_.x(c, in.source, in_place(in.rows)),
+              .x_TD = w1_precision_.x(c, in.source, in_place(in.rows, saved.x_TD)),
               .w1_e2FD = w1_operands_.w(step),
               .b1_e2F = b1_ ? b1_->w : Tensor{},
               .rows = in.rows,
@@ -296,6 +296,7 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
                                      const ConcurrentWork& concurrent) const {
   const int64_t T = d.dy_TD.dim(0), R = saved.dh_R2F.dim(0);
   open_gradients(step, saved);
+  saved.dy_TD = dy_TD;
   SplitDispatcher::Parts parts;
   if (split_) parts = split_->parts(step, T, *saved.handle);
   const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
@@ -406,7 +407,7 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Dispat
     DExpertDown op{.dh_R2F = saved.dh_R2F,
                    .sa_RF = saved.sa_RF,
                    .dweight_R = dweight_R,
-                   .dout_TD = w2_precision_.dy(c, grads.source, in_place(grads.rows)),
+                   .dout_TD = w2_precision_.dy(c, grads.source, in_place(grads.rows, saved.dy_TD)),
                    .w2_eDF = w2_operands_.w_for_dx(step),
                    .b2_eC = b2_ ? b2_->w : Tensor{},
                    .h_R2F = saved.h_bwd_R2F,
@@ -432,14 +433,15 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
     if (F_ <= D_) return first_elements(dx_RD, of_g);
     return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);
   };
-  DExpertDownQuantised op{.dh_rows = saved.dh_rows,
-                          .dweight_R = dweight_R,
-                          .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
-                          .w2_eDF = w2_operands_.w_for_dx(step),
-                          .h_R2F = saved.h_bwd_R2F,
-                          .weight_R = weight_R,
-                          .rows = saved.grad_rows,
-                          .g_RF = memory_of_g()};
+  DExpertDownQuantised op{
+      .dh_rows = saved.dh_rows,
+      .dweight_R = dweight_R,
+      .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows, {})),
+      .w2_eDF = w2_operands_.w_for_dx(step),
+      .h_R2F = saved.h_bwd_R2F,
+      .weight_R = weight_R,
+      .rows = saved.grad_rows,
+      .g_RF = memory_of_g()};
   if (saved.h_R2F.in_8_bits())
     op.h_rows_RB = saved.h_R2F.packed_for_backward(step, of_dh[0], saved.grad_rows.offsets_e1);
   if (saved.has_columns) {

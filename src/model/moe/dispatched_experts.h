@@ -23,7 +23,8 @@ class DispatchedExperts final : public RoutedExperts {
  public:
   struct Saved final : RoutedExperts::Saved {
     std::unique_ptr<DispatchHandle> handle;
-    Tensor x_TD;  // the caller's
+    Tensor x_TD;   // the caller's
+    Tensor dy_TD;  // the caller's, in the backward pass
     PreActivation h_R2F;
     ExpertRows::Held held;  // used with a budget of rows
     Tensor h_bwd_R2F;       // h as backward_down reads it; empty if the op reads it in 8 bits

@@ -20,16 +20,18 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
   if (!w2_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(
-      step,
-      ExpertWgrad{.dw_eMN = w2_.product_grad(),
-                  .left_RM = w2_precision_.dy_for_dw(c, saved.grads, gathered(saved.grad_rows)),
-                  .right_RN = saved.has_columns ? saved.sa_columns
-                                                : w2_precision_.x_for_dw(c, saved.sa_RF, by_expert(saved.grad_rows)),
-                  .gather_left = w2_precision_.has_plain_dw(),
-                  .accumulate = w2_.adds_to_grad(step.batch),
-                  .rows = saved.grad_rows},
-      expert_wgrad);
+  const RowGroups rows = gathered(saved.grad_rows);
+  const auto [left, right] = saved.has_columns
+                                 ? std::pair(w2_precision_.dy_for_dw(c, saved.grads, rows), saved.sa_columns)
+                                 : w2_precision_.for_dw(c, saved.grads, rows, saved.sa_RF, by_expert(saved.grad_rows));
+  run_expert_op(step,
+                ExpertWgrad{.dw_eMN = w2_.product_grad(),
+                            .left_RM = left,
+                            .right_RN = right,
+                            .gather_left = w2_precision_.has_plain_dw(),
+                            .accumulate = w2_.adds_to_grad(step.batch),
+                            .rows = saved.grad_rows},
+                expert_wgrad);
 }
 
 void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
@@ -43,16 +45,18 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
   if (!w1_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  run_expert_op(
-      step,
-      ExpertWgrad{.dw_eMN = w1_.product_grad(),
-                  .left_RM = saved.has_columns ? saved.dh_columns
-                                               : w1_precision_.dy_for_dw(c, saved.dh_R2F, by_expert(saved.token_rows)),
-                  .right_RN = w1_precision_.x_for_dw(c, saved.tokens, gathered(saved.token_rows)),
-                  .gather_right = w1_precision_.has_plain_dw(),
-                  .accumulate = w1_.adds_to_grad(step.batch),
-                  .rows = saved.token_rows},
-      expert_wgrad);
+  const RowGroups rows = gathered(saved.token_rows);
+  const auto [left, right] =
+      saved.has_columns ? std::pair(saved.dh_columns, w1_precision_.x_for_dw(c, saved.tokens, rows))
+                        : w1_precision_.for_dw(c, saved.dh_R2F, by_expert(saved.token_rows), saved.tokens, rows);
+  run_expert_op(step,
+                ExpertWgrad{.dw_eMN = w1_.product_grad(),
+                            .left_RM = left,
+                            .right_RN = right,
+                            .gather_right = w1_precision_.has_plain_dw(),
+                            .accumulate = w1_.adds_to_grad(step.batch),
+                            .rows = saved.token_rows},
+                expert_wgrad);
 }
 
 void DispatchedExperts::bias_gradients(Step& step, const Saved& saved) const {

@@ -7,6 +7,7 @@ namespace moebius::cuda {
 void block_magnitudes(Stream&, const BlockMagnitudes&) { missing_cuda("block_magnitudes"); }
 void quantize_shard(Stream&, const QuantizeShard&) { missing_cuda("quantize_shard"); }
 void quantize(Stream&, const Quantize&) { missing_cuda("quantize"); }
+void largest_magnitudes(Stream&, const LargestMagnitudes&) { missing_cuda("largest_magnitudes"); }
 void transpose_quantized(Stream&, const TransposeQuantized&) { missing_cuda("transpose_quantized"); }
 void dequantize(Stream&, const Dequantize&) { missing_cuda("dequantize"); }
 void dequantize_transposed(Stream&, const DequantizeTransposed&) { missing_cuda("dequantize_transposed"); }

@@ -13,6 +13,8 @@ void check_input(const char* who, const char* name, const Tensor& x) {
   check_tensor(who, name, x, x.dtype, x.shape);
 }
 
+int64_t num_matrices(const Shape& data) { return data.rank() == 3 ? data[0] : 1; }
+
 // The rows of x by expert, and how many columns their transpose has.
 void check_groups(const Quantize& a) {
   constexpr const char* who = "quantize";
@@ -45,11 +47,30 @@ void check(const Quantize& a) {
   MOEBIUS_CHECK(usage, !a.hadamard || a.q.data.dim(a.q.data.shape.rank() - 1) % 16 == 0,
                 "{}: the Hadamard transform needs a multiple of 16 columns; got {}", who, to_string(a.q));
   if (!a.stats_5.empty()) check_tensor(who, "stats", a.stats_5, DType::f64, {5});
+  if (!a.magnitude_WB.empty()) {
+    const int64_t B = a.magnitude_WB.dim(a.magnitude_WB.shape.rank() - 1), e = num_matrices(a.q.data.shape);
+    MOEBIUS_CHECK(usage, is_nv || a.q.layout == ScaleLayout::per_tensor,
+                  "{}: magnitudes of ranks are for a scale of a whole tensor; got {}", who, to_string(a.q));
+    MOEBIUS_CHECK(usage, a.magnitude_WB.shape.rank() == 2 && a.first_matrix >= 0 && a.first_matrix + e <= B,
+                  "{}: magnitudes must be i32 [ranks, matrices], with columns {} to {}; got {}", who, a.first_matrix,
+                  a.first_matrix + e - 1, to_string(a.magnitude_WB));
+    check_tensor(who, "magnitudes", a.magnitude_WB, DType::i32, a.magnitude_WB.shape);
+  }
   if (!a.offsets_e1.empty()) return check_groups(a);
   MOEBIUS_CHECK(usage, a.token_R.empty(), "{}: rows that are gathered by token need offsets", who);
   const Shape padded = a.x_RC.shape.rank() == 2 ? Shape{padded_rows(a.x_RC.dim(0)), a.x_RC.dim(1)} : a.x_RC.shape;
   MOEBIUS_CHECK(usage, a.q.shape() == a.x_RC.shape || (a.q.transposed && a.q.shape() == padded),
                 "{}: q must be a copy of x {}; got {}", who, to_string(a.x_RC), to_string(a.q));
+}
+
+void check(const LargestMagnitudes& a) {
+  constexpr const char* who = "largest_magnitudes";
+  const Operand& q = a.of.q;
+  check_input(who, "x", a.of.x_RC);
+  MOEBIUS_CHECK(usage, q.layout == ScaleLayout::per_tensor || q.layout == ScaleLayout::nv_blocks,
+                "{}: only per_tensor and nv_blocks have a scale of a whole tensor; got {}", who, to_string(q));
+  check_tensor(who, "bits", a.bits_e, DType::i32, {num_matrices(q.data.shape)});
+  if (!a.of.offsets_e1.empty()) check_groups(a.of);
 }
 
 void check(const TransposeQuantized& a) {
@@ -109,6 +130,17 @@ void quantize(Stream& s, const Quantize& a) {
 Cost cost(const Quantize& a) {
   const double count = static_cast<double>(a.q.data.numel());
   return {2 * count, count * static_cast<double>(size_of(a.x_RC.dtype)) + bytes_of(a.q)};
+}
+
+void largest_magnitudes(Stream& s, const LargestMagnitudes& a) {
+  check(a);
+  OpScope scope(s, "largest_magnitudes", cost(a));
+  run_on_device(s, cpu::largest_magnitudes, cuda::largest_magnitudes, a);
+}
+
+Cost cost(const LargestMagnitudes& a) {
+  const double count = static_cast<double>(a.of.q.data.numel());
+  return {count, count * static_cast<double>(size_of(a.of.x_RC.dtype)) + static_cast<double>(a.bits_e.num_bytes())};
 }
 
 void transpose_quantized(Stream& s, const TransposeQuantized& a) {

@@ -53,9 +53,25 @@ struct Quantize {
   // [1] how many saturate; [2] how many become zero; [3] the smallest and [4] the largest scale of their blocks, times
   // the tensor scale.
   Tensor stats_5 = {};  // inout f64; may be empty
+  // per_tensor and nv_blocks: the largest magnitudes of the matrices, as largest_magnitudes() has them, in columns
+  // [first_matrix, first_matrix + e) of a row for each of W ranks that share these. Empty: x is all of them.
+  Tensor magnitude_WB = {};  // in i32
+  int64_t first_matrix = 0;
 };
 void quantize(Stream& s, const Quantize& a);
 Cost cost(const Quantize& a);
+
+// bits[e] = the bits of the largest magnitude in x of each matrix of q
+//
+// It is what quantize() makes the scale of a whole tensor from: of the rows that it reads, with nv_blocks after the
+// Hadamard transform; 0 for a matrix without rows. The bits of magnitudes are ordered as integers, with infinity and
+// then NaN above all numbers. So the largest of several ranks is that of their tensors together.
+struct LargestMagnitudes {
+  Tensor bits_e;  // out i32, the number of matrices
+  Quantize of;    // in; its q has no memory. REQUIRES: per_tensor or nv_blocks
+};
+void largest_magnitudes(Stream& s, const LargestMagnitudes& a);
+Cost cost(const LargestMagnitudes& a);
 
 // out = the transpose of in, both with square_blocks or per_tensor scales
 //

@@ -9,6 +9,7 @@ namespace moebius {
 struct BlockMagnitudes;
 struct Dequantize;
 struct DequantizeTransposed;
+struct LargestMagnitudes;
 struct PackQuantizedRows;
 struct Quantize;
 struct QuantizeShard;
@@ -19,6 +20,7 @@ namespace cpu {
 void block_magnitudes(Stream& s, const BlockMagnitudes& a);
 void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
+void largest_magnitudes(Stream& s, const LargestMagnitudes& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
@@ -30,6 +32,7 @@ namespace cuda {
 void block_magnitudes(Stream& s, const BlockMagnitudes& a);
 void quantize_shard(Stream& s, const QuantizeShard& a);
 void quantize(Stream& s, const Quantize& a);
+void largest_magnitudes(Stream& s, const LargestMagnitudes& a);
 void transpose_quantized(Stream& s, const TransposeQuantized& a);
 void dequantize(Stream& s, const Dequantize& a);
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a);

@@ -220,6 +220,40 @@ TEST_P(QuantizeTest, PartsOfWholeBlocksHaveTheBytesOfTheWhole) {
   EXPECT_EQ(part.values(s_), Values(all.begin() + 128 * c.cols, all.end()));
 }
 
+// Two ranks that have rows or columns of a tensor have its bytes, if they know each other's largest magnitude. Here it
+// is in the second of two matrices, whose magnitudes a message has together.
+TEST_P(QuantizeTest, RanksThatShareMagnitudesHaveTheBytesOfTheWhole) {
+  const Case& c = this->c();
+  if (c.rows != 256 || (c.layout != ScaleLayout::per_tensor && c.layout != ScaleLayout::nv_blocks)) return;
+  const int64_t C = 208;
+  Values of_x = numbers({c.rows, C}, c.dtype).values();
+  of_x[200 * C + 3] = -3000;
+  Array x = Array::of({c.rows, C}, c.dtype, of_x), all = Array::of_ints({2, 3}, std::vector<int32_t>(6, -1));
+  for (const bool transposed : {false, true}) {
+    const auto shape = [&](int64_t rows) { return transposed ? Shape{C, rows} : Shape{rows, C}; };
+    if (transposed && c.layout == ScaleLayout::nv_blocks) continue;  // its blocks are other elements
+    QuantisedArray whole(shape(256), c.element, c.layout, transposed);
+    quantize(s_, {.q = whole.operand(), .x_RC = x.tensor()});
+    for (int64_t r = 0; r < 2; ++r) {
+      QuantisedArray form(shape(128), c.element, c.layout, transposed);
+      largest_magnitudes(s_, {.bits_e = all.tensor().rows(r, r + 1).view({3}).rows(1, 2),
+                              .of = {.q = form.operand(), .x_RC = x.tensor().rows(128 * r, 128 * r + 128)}});
+    }
+    QuantisedArray part(shape(128), c.element, c.layout, transposed);
+    quantize(s_,
+             {.q = part.operand(), .x_RC = x.tensor().rows(0, 128), .magnitude_WB = all.tensor(), .first_matrix = 1});
+    const Values of_whole = whole.values(s_), of_part = part.values(s_);
+    for (int64_t i = 0; i < 128; ++i) {
+      for (int64_t j = 0; j < C; ++j) {
+        if (transposed)
+          ASSERT_EQ(of_part[j * 128 + i], of_whole[j * 256 + i]) << i << ", " << j;
+        else
+          ASSERT_EQ(of_part[i * C + j], of_whole[i * C + j]) << i << ", " << j;
+      }
+    }
+  }
+}
+
 TEST_P(QuantizeTest, NonFiniteValuesAffectOnlyTheirBlock) {
   const Case& c = this->c();
   if (c.rows < 129) return;

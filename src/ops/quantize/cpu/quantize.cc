@@ -128,7 +128,7 @@ class Quantizer {
 };
 
 // The bits of the largest magnitude of each matrix. A maximum does not depend on the order.
-std::vector<std::atomic<uint32_t>> largest_of_matrices(Stream& s, const Quantize& a, const Tiles& tiles) {
+std::vector<uint32_t> largest_of_matrices(Stream& s, const Quantize& a, const Tiles& tiles) {
   std::vector<std::atomic<uint32_t>> largest(static_cast<size_t>(tiles.num_matrices()));
   s.pool().run(tiles.count(), [&](int64_t index, int) {
     float x[kTile * kTile];
@@ -139,6 +139,16 @@ std::vector<std::atomic<uint32_t>> largest_of_matrices(Stream& s, const Quantize
     for (uint32_t old = all.load(); old < here && !all.compare_exchange_weak(old, here);) {
     }
   });
+  return {largest.begin(), largest.end()};
+}
+
+std::vector<uint32_t> largest_of_ranks(const Quantize& a, size_t matrices) {
+  std::vector<uint32_t> largest(matrices);
+  const int64_t B = a.magnitude_WB.dim(1);
+  for (int64_t r = 0; r < a.magnitude_WB.dim(0); ++r) {
+    const int32_t* of_rank = a.magnitude_WB.ptr<int32_t>() + r * B + a.first_matrix;
+    for (size_t e = 0; e < matrices; ++e) largest[e] = std::max(largest[e], static_cast<uint32_t>(of_rank[e]));
+  }
   return largest;
 }
 
@@ -147,7 +157,8 @@ std::vector<MatrixScale> matrix_scales(Stream& s, const Quantize& a, const Tiles
   std::vector<MatrixScale> scales(static_cast<size_t>(tiles.num_matrices()));
   const bool is_nv = a.q.layout == ScaleLayout::nv_blocks;
   if (!is_nv && a.q.layout != ScaleLayout::per_tensor) return scales;
-  const auto largest = largest_of_matrices(s, a, tiles);
+  const std::vector<uint32_t> largest =
+      a.magnitude_WB.empty() ? largest_of_matrices(s, a, tiles) : largest_of_ranks(a, scales.size());
   for (size_t e = 0; e < scales.size(); ++e) {
     const uint32_t m = largest[e];
     if (is_nv) scales[e].encode = nv_encode_scale(m);
@@ -165,6 +176,11 @@ void quantize(Stream& s, const Quantize& a) {
   const Quantizer quantizer(a, of);
   s.pool().run(tiles.count(), [&](int64_t index, int) { quantizer.run(tiles.tile(index)); });
   if (!a.stats_5.empty()) add_stats(s, a);
+}
+
+void largest_magnitudes(Stream& s, const LargestMagnitudes& a) {
+  const std::vector<uint32_t> largest = largest_of_matrices(s, a.of, Tiles(a.of));
+  std::copy(largest.begin(), largest.end(), a.bits_e.ptr<int32_t>());
 }
 
 void transpose_quantized(Stream& s, const TransposeQuantized& a) {

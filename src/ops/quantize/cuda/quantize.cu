@@ -74,6 +74,17 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(Problem p, uint32_t* 
   if (threadIdx.x == 0) atomicMax(largest + t.matrix, m);
 }
 
+// Stores the largest magnitude of each matrix on all ranks. magnitudes: of the first rank and the first matrix; the next
+// rank's are `stride` after.
+__global__ void largest_of_ranks_kernel(uint32_t* of, const int32_t* magnitudes, int64_t n, int64_t stride,
+                                        int num_ranks) {
+  const int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (e >= n) return;
+  int32_t largest = 0;
+  for (int r = 0; r < num_ranks; ++r) largest = max(largest, magnitudes[r * stride + e]);
+  of[e] = static_cast<uint32_t>(largest);
+}
+
 // Turns the largest magnitudes into the scales of whole matrices.
 __global__ void matrix_scales_kernel(float* scales, int64_t n, bool is_nv, DType element) {
   const int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -274,28 +285,46 @@ __global__ void __launch_bounds__(kThreads) dequantize_vectors_kernel(T* x, Prob
 
 namespace {
 
+int64_t num_matrices(const Quantize& a) { return a.q.data.shape.rank() == 3 ? a.q.data.dim(0) : 1; }
+
+// of_matrix[e] = the bits of the largest magnitude in x of each matrix.
+void find_largest(Stream& s, const Quantize& a, void* of_matrix) {
+  const int64_t matrices = num_matrices(a);
+  check_cuda(cudaMemsetAsync(of_matrix, 0, static_cast<size_t>(matrices) * 4, cuda_stream(s)), "quantize");
+  if (a.q.data.empty()) return;
+  if (uses_hopper_kernels(s) && a.q.layout == ScaleLayout::per_tensor && sm90::takes_tiles(a)) {
+    Quantize into = a;
+    into.q.scales.data = of_matrix;
+    return sm90::largest_of_tiles(s, into);
+  }
+  with_float_type(a.x_RC.dtype, [&](auto zero) {
+    launch(s, problem_of(a), matrices, largest_kernel<decltype(zero)>, static_cast<uint32_t*>(of_matrix));
+  });
+}
+
+void take_largest(Stream& s, const Quantize& a, void* of_matrix) {
+  const int64_t matrices = num_matrices(a);
+  largest_of_ranks_kernel<<<num_blocks(matrices, kThreads), kThreads, 0, cuda_stream(s)>>>(
+      static_cast<uint32_t*>(of_matrix), a.magnitude_WB.ptr<int32_t>() + a.first_matrix, matrices,
+      a.magnitude_WB.dim(1), narrow<int>(a.magnitude_WB.dim(0)));
+}
+
 void quantize_all(Stream& s, const Quantize& a) {
   const bool in_tiles = uses_hopper_kernels(s) && sm90::takes_tiles(a);
   if (in_tiles && a.q.layout != ScaleLayout::per_tensor) return sm90::quantize_tiles(s, a);
   const Problem p = problem_of(a);
   const Tensor& data = a.q.data;
-  const int64_t matrices = data.shape.rank() == 3 ? data.dim(0) : 1;
+  const int64_t matrices = num_matrices(a);
   const bool is_nv = a.q.layout == ScaleLayout::nv_blocks, of_tensor = is_nv || a.q.layout == ScaleLayout::per_tensor;
   const StochasticRounding& how = a.stochastic;
   const Draws draws{DeviceRng(Rng(how.seed, RngSite::rounding, 0, how.key)),
                     how.draw_2.empty() ? nullptr : how.draw_2.ptr<int64_t>(), how.first_group, how.num_groups};
   auto* of_matrix = static_cast<float*>((is_nv ? a.q.tensor_scale : a.q.scales).data);
-  if (of_tensor)
-    check_cuda(cudaMemsetAsync(of_matrix, 0, static_cast<size_t>(matrices) * 4, cuda_stream(s)), "quantize");
+  if (of_tensor) a.magnitude_WB.empty() ? find_largest(s, a, of_matrix) : take_largest(s, a, of_matrix);
   if (in_tiles) {
-    sm90::largest_of_tiles(s, a);
     sm90::quantize_tiles(s, a);
   } else {
-    with_float_type(a.x_RC.dtype, [&](auto zero) {
-      using T = decltype(zero);
-      if (of_tensor) launch(s, p, matrices, largest_kernel<T>, reinterpret_cast<uint32_t*>(of_matrix));
-      launch(s, p, matrices, quantize_kernel<T>, draws);
-    });
+    with_float_type(a.x_RC.dtype, [&](auto zero) { launch(s, p, matrices, quantize_kernel<decltype(zero)>, draws); });
   }
   if (of_tensor)
     matrix_scales_kernel<<<num_blocks(matrices, kThreads), kThreads, 0, cuda_stream(s)>>>(of_matrix, matrices, is_nv,
@@ -308,6 +337,11 @@ void quantize_all(Stream& s, const Quantize& a) {
 void quantize(Stream& s, const Quantize& a) {
   quantize_all(s, a);
   if (!a.stats_5.empty()) quantize_tile::add_stats(s, a);
+}
+
+void largest_magnitudes(Stream& s, const LargestMagnitudes& a) {
+  find_largest(s, a.of, a.bits_e.data);
+  check_launch("largest_magnitudes");
 }
 
 void transpose_quantized(Stream& s, const TransposeQuantized& a) {

@@ -1,0 +1,32 @@
+#include "config/check/tensor_scales_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(TensorScalesCheck, NamesLayoutsThatCannotShareThem) {
+  EXPECT_THAT(
+      check_error({"precision.recipe=nvfp4", "parallel.ep=2"}, 2),
+      HasSubstr("precision.recipe = \"nvfp4\" draws random numbers for elements of whole tensors, which ranks of "
+                "tp, cp, ep and etp would share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose "
+                "\"fp8_tensor\", \"fp8_block\" or \"mxfp8\", or other degrees [--set]"));
+  for (const char* degree : {"parallel.tp=2", "parallel.cp=2", "parallel.ep=2", "parallel.etp=2"})
+    EXPECT_NO_THROW(parse({"precision.recipe=fp8_tensor", "train.seq_len=8", degree}).check(2)) << degree;
+  EXPECT_THAT(check_error({"precision.recipe=fp8_tensor", "train.seq_len=12", "parallel.cp=3", "parallel.ep=2"}, 6),
+              HasSubstr("precision.recipe = \"fp8_tensor\" has scales that the ranks of a micro-batch share, and those "
+                        "that share experts: one of tp * cp and ep * etp must divide the other; got 1 * 3 and 2 * 1; "
+                        "choose \"fp8_block\" or \"mxfp8\", or other degrees [--set]"));
+  EXPECT_THAT(check_error({"precision.recipe=fp8_tensor", "parallel.etp=2", "parallel.expert_overlap=layer"}, 2),
+              HasSubstr("parallel.expert_overlap needs the group of ep * etp = 1 * 2 ranks for rows, and "
+                        "precision.recipe = \"fp8_tensor\" uses it for scales where these are more than tp * cp = 1 * "
+                        "1; set it to \"none\", or parallel.etp to 1 [--set]"));
+}
+
+}  // namespace
+}  // namespace moebius
