@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <span>
 
@@ -308,8 +308,8 @@ void fill_step(Engine& engine, const LayoutModel& what, int64_t step) {
 std::vector<double> numbers_of(const std::vector<StepReport>& steps) {
   std::vector<double> all;
   for (const StepReport& step : steps) {
-    all.insert(all.end(), {step.loss, step.aux_loss, step.z_loss, step.mtp_loss, step.grad_norm});
-    all.push_back(static_cast<double>(step.dropped_tokens));
+    const auto dropped = static_cast<double>(step.dropped_tokens);
+    all.insert(all.end(), {step.loss, step.aux_loss, step.z_loss, step.mtp_loss, step.grad_norm, dropped});
     for (const MoeLayerReport& layer : step.layers) {
       all.insert(all.end(), {static_cast<double>(layer.layer), layer.entropy, layer.aux_loss});
       all.insert(all.end(), layer.load.begin(), layer.load.end());
@@ -321,14 +321,11 @@ std::vector<double> numbers_of(const std::vector<StepReport>& steps) {
 void expect_same_on_each_rank(Engine& engine, const std::vector<StepReport>& steps) {
   Group& world = engine.mesh().group(Axis::world);
   Stream on_device = engine.stream(), s(DeviceKind::cpu, on_device.pool());
-  std::vector<int64_t> own;
-  for (const double x : numbers_of(steps)) own.push_back(std::bit_cast<int64_t>(x));
-  const int64_t count = std::ssize(own);
-  std::vector<int64_t> all(own.size() * static_cast<size_t>(world.size()));
-  world.all_gather(s, {.data = all.data(), .shape = {std::ssize(all)}, .dtype = DType::i64},
-                   {.data = own.data(), .shape = {count}, .dtype = DType::i64});
+  std::vector<double> own = numbers_of(steps), all(own.size() * world.size());
+  const auto bits_of = [](auto& x) { return Tensor{.data = x.data(), .shape = {std::ssize(x)}, .dtype = DType::i64}; };
+  world.all_gather(s, bits_of(all), bits_of(own));
   for (int r = 0; r < world.size(); ++r)
-    EXPECT_TRUE(std::equal(own.begin(), own.end(), all.begin() + r * count))
+    EXPECT_EQ(std::memcmp(own.data(), &all[r * own.size()], own.size() * sizeof own[0]), 0)
         << "ranks " << world.rank() << " and " << r << " report different numbers";
 }
 
