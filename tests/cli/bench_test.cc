@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "device/accelerator.h"
+#include "tests/built.h"
 #include "tests/cli/program.h"
 
 namespace moebius {
@@ -129,11 +130,19 @@ TEST(CliBench, GpuStepReportsPeaksAndRoofline) {
     EXPECT_THAT(text, testing::HasSubstr(part));
 }
 
+// With uneven routing there are fewer lines to time. The address sanitizer needs a minute for the others.
 TEST(CliBench, MoeLayerComparesARecipeWithBf16) {
   const TestDir dir;
   const std::vector<std::string> words{"bench",     "moe-layer",       "--runs", "1",         "--operands",
                                        "fp8_block", "--micro-batches", "2",      "--threads", "2"};
-  std::vector<std::string> as_json = words;
+  std::vector<std::string> as_text = words, as_json = words;
+  as_text.insert(as_text.end(), {"--routing", "uneven"});
+  const std::string text = run_moebius(dir, as_text).out;
+  EXPECT_THAT(text, testing::HasSubstr("bench-cpu, routing uneven, operands fp8_block; "));
+  EXPECT_THAT(text, testing::ContainsRegex("\nweights quantised once a step: [0-9.]+ ms; 2 micro-batches per step: "
+                                           "[0-9.]+ ms of each\nmoe_layer_fwd_bwd: bf16 [0-9.]+ ms; fp8_block "
+                                           "[0-9.]+ [+] [0-9.]+ = [0-9.]+ ms, [0-9.]+ times as long\n"));
+  if (is_under_address_sanitizer()) return;
   as_json.emplace_back("--json");
   const auto json = json_of(run_moebius(dir, as_json));
   EXPECT_EQ(json.at("operands"), "fp8_block");
@@ -146,11 +155,6 @@ TEST(CliBench, MoeLayerComparesARecipeWithBf16) {
   EXPECT_DOUBLE_EQ(time.at("weights_ms"), json.at("weights_ms").get<double>() / 2);
   EXPECT_DOUBLE_EQ(time.at("total_ms"), time.at("operands_ms").get<double>() + time.at("weights_ms").get<double>());
   EXPECT_DOUBLE_EQ(time.at("ratio"), time.at("total_ms").get<double>() / time.at("bf16_ms").get<double>());
-  const std::string text = run_moebius(dir, words).out;
-  EXPECT_THAT(text, testing::HasSubstr("bench-cpu, routing balanced, operands fp8_block; "));
-  EXPECT_THAT(text, testing::ContainsRegex("\nweights quantised once a step: [0-9.]+ ms; 2 micro-batches per step: "
-                                           "[0-9.]+ ms of each\nmoe_layer_fwd_bwd_router: bf16 [0-9.]+ ms; fp8_block "
-                                           "[0-9.]+ [+] [0-9.]+ = [0-9.]+ ms, [0-9.]+ times as long\n"));
 }
 
 TEST(CliBench, PrecisionEndsWithTheRatioOfAll) {

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <functional>
+#include <span>
 
 #include "core/rng.h"
 #include "engine/engine_testing.h"
@@ -188,7 +190,7 @@ std::map<std::string, Holder> holders_of(Engine& engine) {
 // Adds this rank's share of a global tensor: the part that it owns of a trained tensor or of sharded weights, or
 // another tensor if it is the first of its holders.
 // A tied copy belongs to another stage.
-void give(Engine& engine, const Holder& holder, std::vector<float>& global, std::vector<float>& givers) {
+void give(Engine& engine, const Holder& holder, std::span<float> global, std::span<float> givers) {
   const Param& p = *holder.param;
   if (p.spec.tied_copy) return;
   const RankPlace& at = engine.mesh().place();
@@ -234,20 +236,32 @@ std::map<std::string, std::vector<float>> gather(Engine& engine, Engine& alone) 
   Group& world = engine.mesh().group(Axis::world);
   Stream on_device = engine.stream(), s(DeviceKind::cpu, on_device.pool());
   const std::map<const Param*, std::vector<float>> weights = weights_in_passes(engine);
-  const std::map<std::string, Holder> here = holders_of(engine);
+  const std::map<std::string, Holder> here = holders_of(engine), wanted = holders_of(alone);
+  int64_t numel = 0;
+  for (const auto& [name, holder] : wanted) numel += holder.part->shape.numel();
+  std::vector<float> globals(numel), givers(numel);  // exact: one rank gives each element
+  const auto for_each = [&](const auto& body) {
+    size_t begin = 0;
+    for (const auto& [name, holder] : wanted) {
+      const size_t count = holder.part->shape.numel();
+      const auto found = here.find(name);
+      body(name, found == here.end() ? nullptr : &found->second, std::span(globals).subspan(begin, count),
+           std::span(givers).subspan(begin, count));
+      begin += count;
+    }
+  };
+  for_each([&](const std::string&, const Holder* holder, std::span<float> global, std::span<float> giver) {
+    if (holder != nullptr) give(engine, *holder, global, giver);
+  });
+  world.all_reduce_sum(s, tensor_of(globals.data(), {numel}));
+  world.all_reduce_sum(s, tensor_of(givers.data(), {numel}));
   std::map<std::string, std::vector<float>> all;
-  for (const auto& [name, holder] : holders_of(alone)) {
-    std::vector<float> global(holder.part->shape.numel()), givers(global.size());  // exact: one rank gives each element
-    const auto found = here.find(name);
-    if (found != here.end()) give(engine, found->second, global, givers);
-    world.all_reduce_sum(s, tensor_of(global.data(), {std::ssize(global)}));
-    world.all_reduce_sum(s, tensor_of(givers.data(), {std::ssize(givers)}));
-    int64_t wrong = 0;
-    for (const float n : givers) wrong += n != 1;
-    EXPECT_EQ(wrong, 0) << name << ": elements that are not owned by one rank";
-    if (found != here.end()) expect_held(weights.at(found->second.param), found->second, global);
-    all[name] = std::move(global);
-  }
+  for_each([&](const std::string& name, const Holder* holder, std::span<float> global, std::span<float> giver) {
+    EXPECT_EQ(std::ssize(giver) - std::ranges::count(giver, 1.0f), 0)
+        << name << ": elements that are not owned by one rank";
+    all[name].assign(global.begin(), global.end());
+    if (holder != nullptr) expect_held(weights.at(holder->param), *holder, all[name]);
+  });
   return all;
 }
 
@@ -290,6 +304,31 @@ void fill_step(Engine& engine, const LayoutModel& what, int64_t step) {
   for (int64_t m = 0; m < engine.spec().num_micro_batches; ++m) fill(engine, what, m, step);
 }
 
+// Returns the global numbers of reports, of which each rank has the same.
+std::vector<double> numbers_of(const std::vector<StepReport>& steps) {
+  std::vector<double> all;
+  for (const StepReport& step : steps) {
+    const auto dropped = static_cast<double>(step.dropped_tokens);
+    all.insert(all.end(), {step.loss, step.aux_loss, step.z_loss, step.mtp_loss, step.grad_norm, dropped});
+    for (const MoeLayerReport& layer : step.layers) {
+      all.insert(all.end(), {static_cast<double>(layer.layer), layer.entropy, layer.aux_loss});
+      all.insert(all.end(), layer.load.begin(), layer.load.end());
+    }
+  }
+  return all;
+}
+
+void expect_same_on_each_rank(Engine& engine, const std::vector<StepReport>& steps) {
+  Group& world = engine.mesh().group(Axis::world);
+  Stream on_device = engine.stream(), s(DeviceKind::cpu, on_device.pool());
+  std::vector<double> own = numbers_of(steps), all(own.size() * world.size());
+  const auto bits_of = [](auto& x) { return Tensor{.data = x.data(), .shape = {std::ssize(x)}, .dtype = DType::i64}; };
+  world.all_gather(s, bits_of(all), bits_of(own));
+  for (int r = 0; r < world.size(); ++r)
+    EXPECT_EQ(std::memcmp(own.data(), &all[r * own.size()], own.size() * sizeof own[0]), 0)
+        << "ranks " << world.rank() << " and " << r << " report different numbers";
+}
+
 LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int64_t num_steps) {
   LayoutOutcome outcome;
   init_layout(engine, what);
@@ -304,6 +343,7 @@ LayoutOutcome train(Engine& engine, Engine& alone, const LayoutModel& what, int6
     }
     if (step == 1) outcome.first = gather(engine, alone);
   }
+  expect_same_on_each_rank(engine, outcome.steps);
   outcome.last = num_steps == 1 ? outcome.first : gather(engine, alone);
   EXPECT_EQ(frozen_weights(engine), frozen) << "weights that are frozen have changed";
   return outcome;
@@ -400,6 +440,13 @@ LayoutOutcome train_on(Transport& world, const LayoutModel& what, const Parallel
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps) {
   Engine engine(engine_spec(what, {}));
   return train(engine, engine, what, num_steps);
+}
+
+LayoutOutcome train_briefly(Transport& world, const LayoutModel& what, const ParallelSpec& layout, LayoutWay way) {
+  const MeshShape mesh = mesh_shape(layout, world.size());
+  const int64_t all = what.sequences / (kMicroBatch * mesh.dp), few = (4 + mesh.pp - 1) / mesh.pp * mesh.pp;
+  if (way.num_micro_batches == 0) way.num_micro_batches = std::min(all, few);
+  return train_on(world, what, layout, 2, way);
 }
 
 void expect_same_step(const StepReport& got, const StepReport& alone, double bound) {

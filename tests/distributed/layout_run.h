@@ -111,11 +111,15 @@ void init_layout(Engine& engine, const LayoutModel& what);
 StepReport layout_step(Engine& engine, const LayoutModel& what, int64_t step);
 
 // Runs on all ranks of the world, of which the layout must make a mesh. The outcome is the
-// same on each. Fails (EXPECT) when a rank's weights are not those of their owners, or a
-// frozen one has changed.
+// same on each. Fails (EXPECT) when ranks report different numbers, a rank's weights are not those
+// of their owners, or a frozen one has changed.
 LayoutOutcome train_on(Transport& world, const LayoutModel& what, const ParallelSpec& layout, int64_t num_steps,
                        const LayoutWay& way = {});
 LayoutOutcome train_alone(const LayoutModel& what, int64_t num_steps);
+
+// Trains two short steps, for runs that are compared with each other and not with one rank: the second step computes
+// with the weights of the first, and each has enough micro-batches to fill a pipeline.
+LayoutOutcome train_briefly(Transport& world, const LayoutModel& what, const ParallelSpec& layout, LayoutWay way = {});
 
 // Returns the element of the global tensor that is element `local` of a part.
 int64_t flat_index(const ParamPart& part, int64_t local);

@@ -77,14 +77,14 @@ bool has_shards_of(const ShardedCase& c, int64_t shard) {
 TEST_P(Fsdp, ChangesNoBit) {
   const ShardedCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const LayoutOutcome whole = train_on(world, c.model, c.layout, 3);
+    const LayoutOutcome whole = train_briefly(world, c.model, c.layout);
     RecomputeSpec layer;
     layer.layer = true;
     const LayoutWay ways[] = {{.fsdp = true}, {.overlap = false, .recompute = layer, .expert_rows = 0.5, .fsdp = true}};
-    for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), whole);
+    for (const LayoutWay& way : ways) expect_same_bits(train_briefly(world, c.model, c.layout, way), whole);
     if (!has_shards_of(c, 2)) return;
     for (const bool overlap : {true, false})
-      expect_same_bits(train_on(world, c.model, c.layout, 3, {.overlap = overlap, .fsdp = true, .fsdp_shard = 2}),
+      expect_same_bits(train_briefly(world, c.model, c.layout, {.overlap = overlap, .fsdp = true, .fsdp_shard = 2}),
                        whole);
   });
 }
@@ -123,13 +123,13 @@ class ShardGradients : public ::testing::TestWithParam<ShardedCase> {};
 TEST_P(ShardGradients, ChangeNoBitOfOneMicroBatch) {
   const ShardedCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const LayoutOutcome whole = train_on(world, c.model, c.layout, 3, {.num_micro_batches = 1});
+    const LayoutOutcome whole = train_briefly(world, c.model, c.layout, {.num_micro_batches = 1});
     const LayoutWay ways[] = {{.shard_gradients = true, .num_micro_batches = 1},
                               {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1},
                               {.overlap = false, .fsdp = true, .shard_gradients = true, .num_micro_batches = 1}};
     const LayoutWay shards{.fsdp = true, .shard_gradients = true, .num_micro_batches = 1, .fsdp_shard = 2};
-    if (has_shards_of(c, 2)) expect_same_bits(train_on(world, c.model, c.layout, 3, shards), whole);
-    for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), whole);
+    if (has_shards_of(c, 2)) expect_same_bits(train_briefly(world, c.model, c.layout, shards), whole);
+    for (const LayoutWay& way : ways) expect_same_bits(train_briefly(world, c.model, c.layout, way), whole);
   });
 }
 
@@ -137,10 +137,10 @@ TEST_P(ShardGradients, ChangeNoBitOfOneMicroBatch) {
 TEST_P(ShardGradients, HaveOneOrderOfSeveralMicroBatches) {
   const ShardedCase& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const LayoutOutcome sharded = train_on(world, c.model, c.layout, 3, {.shard_gradients = true});
+    const LayoutOutcome sharded = train_briefly(world, c.model, c.layout, {.shard_gradients = true});
     const LayoutWay ways[] = {{.overlap = false, .shard_gradients = true}, {.fsdp = true, .shard_gradients = true}};
-    for (const LayoutWay& way : ways) expect_same_bits(train_on(world, c.model, c.layout, 3, way), sharded);
-    expect_same(sharded, train_on(world, c.model, c.layout, 3));
+    for (const LayoutWay& way : ways) expect_same_bits(train_briefly(world, c.model, c.layout, way), sharded);
+    expect_same(sharded, train_briefly(world, c.model, c.layout));
   });
 }
 
