@@ -296,7 +296,7 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
                                      const ConcurrentWork& concurrent) const {
   const int64_t T = d.dy_TD.dim(0), R = saved.dh_R2F.dim(0);
   open_gradients(step, saved);
-  saved.dy_TD = dy_TD;
+  saved.dy_TD = d.dy_TD;
   SplitDispatcher::Parts parts;
   if (split_) parts = split_->parts(step, T, *saved.handle);
   const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
@@ -433,15 +433,14 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
     if (F_ <= D_) return first_elements(dx_RD, of_g);
     return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);
   };
-  DExpertDownQuantised op{
-      .dh_rows = saved.dh_rows,
-      .dweight_R = dweight_R,
-      .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows, {})),
-      .w2_eDF = w2_operands_.w_for_dx(step),
-      .h_R2F = saved.h_bwd_R2F,
-      .weight_R = weight_R,
-      .rows = saved.grad_rows,
-      .g_RF = memory_of_g()};
+  DExpertDownQuantised op{.dh_rows = saved.dh_rows,
+                          .dweight_R = dweight_R,
+                          .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
+                          .w2_eDF = w2_operands_.w_for_dx(step),
+                          .h_R2F = saved.h_bwd_R2F,
+                          .weight_R = weight_R,
+                          .rows = saved.grad_rows,
+                          .g_RF = memory_of_g()};
   if (saved.h_R2F.in_8_bits())
     op.h_rows_RB = saved.h_R2F.packed_for_backward(step, of_dh[0], saved.grad_rows.offsets_e1);
   if (saved.has_columns) {

@@ -1,4 +1,4 @@
-#include "ops/attention/query_tile_order.h"
+#include "ops/attention/sm90/query_tile_order.h"
 
 #include <gtest/gtest.h>
 

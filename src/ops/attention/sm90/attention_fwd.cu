@@ -12,8 +12,8 @@
 #include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
-#include "ops/attention/query_tile_order.h"
 #include "ops/attention/sm90/attention.h"
+#include "ops/attention/sm90/query_tile_order.h"
 
 namespace moebius::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // The order in which the thread blocks of Hopper's forward kernels take their tiles of queries. Nothing is
-// decided at run time: a block knows all its tiles when it begins.
+// decided at run time: a block knows all its tiles when it begins. Host code compiles this header too.
 //
 // In causal attention the last tile of a head has the most keys and the first one the fewest. A block must not get more
 // long tiles than another, since the pass takes as long as the block with the most work.
@@ -12,8 +12,7 @@ struct QueryTile {
   int tile;  // of the head
 };
 
-// Blocks that run together take the tiles of one section, so that L2 has its keys and values. A section is some query
-// heads.
+// Blocks that run together take the tiles of one section of heads, so that L2 has its keys and values.
 struct QueryTileOrder {
   int tiles_of_head, heads;  // heads of all sequences
   int section;               // heads of a section; the last one may have fewer
