@@ -105,11 +105,10 @@ void check_quantised_products(const ModelSpec& model, const PrecisionSpec& preci
                   "{} x {}; change the width, or {}",
                   name, rows, columns, keep_text(spec));
     const std::string why = is_in_blocks ? why_not_in_blocks(model, lora, spec) : "";
-    MOEBIUS_CHECK(
-        usage, why.empty(),
-        "precision.recipe = \"fp8_block\" on a GPU: the products of {} need {}; {}, set the recipe to "
-        "\"fp8_tensor\", which emulates what no kernel computes, or set run.device = \"cpu\"",
-        name, why, keep_text(spec));
+    MOEBIUS_CHECK(usage, why.empty(),
+                  "precision.recipe = \"fp8_block\" on a GPU: the products of {} need {}; {}, set the recipe to "
+                  "\"fp8_tensor\", which emulates what no kernel computes, or set run.device = \"cpu\"",
+                  name, why, keep_text(spec));
   }
 }
 
