@@ -13,7 +13,7 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
 
 // Returns the axis of the ranks that share the scales of expert rows, where a scale covers a whole tensor: those of a
 // micro-batch, or those that share the experts if these are more. One kind of group consists of whole groups of the
-// other, as check_whole_tensors() (config/run_check.h) has checked.
+// other, as check_tensor_scales() (config/check/tensor_scales_check.h) has checked.
 Axis axis_of_expert_scales(const MeshShape& mesh);
 
 // Returns whether a recipe quantises the products of this part of a parameter, if precision.keep does not name it: those
