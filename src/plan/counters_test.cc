@@ -210,7 +210,6 @@ std::vector<Settings> features() {
       {bf16, "optimizer.master=\"bf16_stochastic\"", "optimizer.grad=\"bf16\""},
       {bf16, "optimizer.state=\"8bit\""},
       {"precision.recipe=\"fp8_tensor\""},
-      {"precision.recipe=\"fp8_tensor\"", "parallel.tp=2"},
       {"precision.recipe=\"mxfp8\""},
       {"precision.recipe=\"nvfp4\""},
       {"precision.recipe=\"fp8_block\"", "precision.activations=\"recipe\""},
@@ -268,6 +267,7 @@ TEST(Counters, CoverEveryOpAndGroupCall) {
       "join_master",          "split_master", "find_nonfinite",         // checkpoints, and the search for a bad value
       "d_gated_quantised",    "dequantize",   "dequantize_transposed",  // GPUs
       "low_rank_block",                                                 // GPUs, whose products add an adapter's term
+      "largest_magnitudes",                                             // ranks that share a scale
       "newton_schulz",                                                  // its steps are ops
   };
   const std::set<std::string> names = names_of_ops();
