@@ -1,6 +1,7 @@
 // State saved by the ranks of one layout and loaded by those of another, without an engine: what a
 // rank holds is drawn at random, as layouts do it, and every element is a function of its tensor
 // and its global place.
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
