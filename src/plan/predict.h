@@ -34,7 +34,7 @@ struct Prediction {
   double bubble = 0;                     // share of the passes' time in which the slowest rank is idle
   std::map<std::string, double> phases;  // seconds of the slowest rank by phase; their sum is step_s
   std::map<std::string, AxisTime> axes;  // communication of the slowest rank by axis
-  // The part of `axes` that no pass has: gradients, weights, and what an update needs.
+  // The part of `axes` outside the passes: gradients, weights, and what an update needs.
   std::map<std::string, AxisTime> axes_beside_passes;
   std::map<std::string, double> kernels;  // seconds of the slowest rank's passes by kernel class
   StageWorks stages;                      // [virtual stage]: the times of its actions in the schedule

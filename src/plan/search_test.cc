@@ -208,7 +208,8 @@ TEST(Search, ShardsLayersWhereNothingElseFits) {
   };
   EXPECT_EQ(choices("run.graph=true"), 4U);
   EXPECT_EQ(choices("precision.recipe=\"fp8_block\""), 4U);
-  EXPECT_EQ(choices("optimizer.grad=\"bf16\""), 2U);
+  EXPECT_EQ(choices("optimizer.grad=\"bf16\""), 4U);
+  EXPECT_EQ(choices("optimizer.name=\"muon\""), 2U);
 }
 
 // The search moves states to the host where nothing else fits, and its keys make that run.

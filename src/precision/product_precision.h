@@ -132,7 +132,8 @@ class ProductPrecision {
   struct Format;
   struct Formats;
   static const Formats& formats_of(PrecisionRecipe recipe);
-  // The largest magnitudes of all ranks, and the column of those of one tensor. No ranks: they are not known.
+  // The largest magnitudes of all ranks, and the column of those of one tensor. Empty all_WB: quantising
+  // measures the operand.
   struct Magnitudes {
     Tensor all_WB;
     int64_t first = 0;

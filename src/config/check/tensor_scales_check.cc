@@ -11,8 +11,8 @@ void check_tensor_scales(const RunSpec& s) {
   const int64_t dense = p.tp * p.cp, experts = p.ep * p.etp;
   MOEBIUS_CHECK(
       usage, recipe != PrecisionRecipe::nvfp4 || dense * experts == 1,
-      "precision.recipe = \"nvfp4\" draws random numbers for elements of whole tensors, which ranks of tp, cp, ep and "
-      "etp would share: tp * cp * ep * etp must be 1; got {} * {} * {} * {}; choose \"fp8_tensor\", \"fp8_block\" or "
+      "precision.recipe = \"nvfp4\" does not run where ranks of tp, cp, ep or etp share a tensor, since its random "
+      "draws are numbered by the rows and columns of one rank: tp * cp * ep * etp must be 1; got {} * {} * {} * {}; choose \"fp8_tensor\", \"fp8_block\" or "
       "\"mxfp8\", or other degrees{}",
       p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
   if (recipe != PrecisionRecipe::fp8_tensor) return;
@@ -23,9 +23,9 @@ void check_tensor_scales(const RunSpec& s) {
       "\"mxfp8\", or other degrees{}",
       p.tp, p.cp, p.ep, p.etp, origin(s, "precision.recipe"));
   MOEBIUS_CHECK(usage, p.etp == 1 || experts <= dense || p.expert_overlap == ExpertOverlap::none,
-                "parallel.expert_overlap needs the group of ep * etp = {} * {} ranks for rows, and precision.recipe = "
-                "\"fp8_tensor\" uses it for scales where these are more than tp * cp = {} * {}; set it to \"none\", or "
-                "parallel.etp to 1{}",
+                "parallel.expert_overlap exchanges rows in the group of ep * etp = {} * {} ranks, in which "
+                "precision.recipe = \"fp8_tensor\" exchanges scales, since tp * cp = {} * {} is smaller; set "
+                "parallel.expert_overlap to \"none\", or parallel.etp to 1{}",
                 p.ep, p.etp, p.tp, p.cp, origin(s, "parallel.expert_overlap"));
 }
 

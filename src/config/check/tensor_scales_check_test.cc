@@ -13,9 +13,11 @@ using testing::HasSubstr;
 TEST(TensorScalesCheck, NamesLayoutsThatCannotShareThem) {
   EXPECT_THAT(
       check_error({"precision.recipe=nvfp4", "parallel.ep=2"}, 2),
-      HasSubstr("precision.recipe = \"nvfp4\" draws random numbers for elements of whole tensors, which ranks of "
-                "tp, cp, ep and etp would share: tp * cp * ep * etp must be 1; got 1 * 1 * 2 * 1; choose "
-                "\"fp8_tensor\", \"fp8_block\" or \"mxfp8\", or other degrees [--set]"));
+      HasSubstr(
+          "precision.recipe = \"nvfp4\" does not run where ranks of tp, cp, ep or etp share a tensor, since its "
+          "random draws are numbered by the rows and columns of one rank: tp * cp * ep * etp must be 1; got 1 * 1 "
+          "* 2 * 1; choose "
+          "\"fp8_tensor\", \"fp8_block\" or \"mxfp8\", or other degrees [--set]"));
   for (const char* degree : {"parallel.tp=2", "parallel.cp=2", "parallel.ep=2", "parallel.etp=2"})
     EXPECT_NO_THROW(parse({"precision.recipe=fp8_tensor", "train.seq_len=8", degree}).check(2)) << degree;
   EXPECT_THAT(check_error({"precision.recipe=fp8_tensor", "train.seq_len=12", "parallel.cp=3", "parallel.ep=2"}, 6),
@@ -23,9 +25,9 @@ TEST(TensorScalesCheck, NamesLayoutsThatCannotShareThem) {
                         "that share experts: one of tp * cp and ep * etp must divide the other; got 1 * 3 and 2 * 1; "
                         "choose \"fp8_block\" or \"mxfp8\", or other degrees [--set]"));
   EXPECT_THAT(check_error({"precision.recipe=fp8_tensor", "parallel.etp=2", "parallel.expert_overlap=layer"}, 2),
-              HasSubstr("parallel.expert_overlap needs the group of ep * etp = 1 * 2 ranks for rows, and "
-                        "precision.recipe = \"fp8_tensor\" uses it for scales where these are more than tp * cp = 1 * "
-                        "1; set it to \"none\", or parallel.etp to 1 [--set]"));
+              HasSubstr("parallel.expert_overlap exchanges rows in the group of ep * etp = 1 * 2 ranks, in which "
+                        "precision.recipe = \"fp8_tensor\" exchanges scales, since tp * cp = 1 * 1 is smaller; set "
+                        "parallel.expert_overlap to \"none\", or parallel.etp to 1 [--set]"));
 }
 
 }  // namespace

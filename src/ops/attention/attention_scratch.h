@@ -39,8 +39,8 @@ int64_t generic_scratch_bytes(const AttentionBwd& a);
 // Bytes for the bf16 kernels of compute capability 8.0.
 int64_t sm80_scratch_bytes(const AttentionBwd& a);
 
-// Returns whether the Hopper kernels support the call. Heads of 96 and of 256 have a backward pass alone, by one path each
-// (attention_slices.h), for the calls that it supports.
+// Returns whether the Hopper kernels support the call. Heads of 96 and of 256 have only a backward pass here, by one path
+// each (attention_slices.h), for the calls that it supports.
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 // Returns the bytes of scratch with which Hopper's backward pass is fastest: sm90_sums_bytes() + sm90_path_bytes(). With

@@ -1,9 +1,10 @@
-// The backward pass of the sm90 kernels computes five products instead of seven by one of two methods. Both work slice
+// The backward pass of the sm90 kernels computes five products instead of seven by one of three methods. They work slice
 // by slice, so that their scratch is bounded:
 //
 // - One kernel computes dq, dk and dv (FusedPlan). Its blocks add dq to f32 sums.
 // - One kernel computes dk, dv and ds, the gradients of the scores (DsPlan). The next one multiplies ds with the keys
 //   for dq.
+// - With heads of 256 one kernel computes dv and ds (DsPlan), and two others multiply ds for dk and for dq.
 //
 // bwd_path() chooses between them by shape. The slices, and the order of all sums, depend on the sizes alone; where the
 // call owns the GPU, the order of dk and dv depends on its number of multiprocessors too (alternating_set).

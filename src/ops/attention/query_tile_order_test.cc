@@ -42,7 +42,8 @@ TEST(QueryTileOrder, GivesEachTileToOneBlock) {
   }
 }
 
-// With all sections from long to short, and rounds in both directions, these had 1.51, 1.54, 1.78, 1.88 and 1.10.
+// With all sections from long to short, and rounds in both directions, the first five of these had 1.51, 1.54, 1.78,
+// 1.88 and 1.10.
 TEST(QueryTileOrder, GivesAllBlocksTheSameWorkOfCausalHeads) {
   for (const auto& [tiles, heads, section] :
        {std::tuple{256, 16, 1}, {128, 16, 1}, {64, 16, 2}, {32, 16, 4}, {64, 32, 16}, {1024, 32, 8}, {256, 128, 1}}) {

@@ -69,7 +69,7 @@ TEST(CriticalPath, OfRopeIsLongerWithNormsOfHeads) {
 }
 
 // The demo's experts have 128 columns, so 4 boxes of 32; a tile has at most 8. Portable kernels have other loops.
-TEST(CriticalPath, OfGatedGradientsIsThatOfTheBoxesOfATile) {
+TEST(CriticalPath, GatedGradientsTakeTheBoxesOfATileInTurn) {
   const Planned p = planned({}), portable = planned({"run.kernels=\"portable\""});
   const double tokens = 4096, flops = 2 * tokens * 128 * 128;
   EXPECT_EQ(critical_path(p.context(), call_of("d_gated_down", flops)).loads, 3 * 4);

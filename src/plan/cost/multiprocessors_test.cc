@@ -54,7 +54,7 @@ TEST(IdleMultiprocessors, OfTheGradientsOfExperts) {
 }
 
 // The demo's rows of experts are 64 tiles of 128 rows and 256 columns. A result of 128 columns fills half of each.
-TEST(IdleMultiprocessors, OfRowsOfExpertsCountsWideTiles) {
+TEST(IdleMultiprocessors, RowsOfExpertsHaveWideTiles) {
   const PlanMachine h200 = machine("h200"), b200 = machine("b200");
   const Assumptions assume;
   const EngineSpec spec = planned_engine_spec(recipe("demo.toml", {"run.device=\"cuda\""}), 1);

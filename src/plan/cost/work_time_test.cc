@@ -161,7 +161,7 @@ TEST(WorkTime, ExchangesOfTpMayOverlapWithProducts) {
 }
 
 // Megatron quantises and multiplies expert by expert, after the host has read the counts of rows.
-TEST(WorkTime, OfManySmallExpertsInMegatronWaitsForTheirLaunches) {
+TEST(WorkTime, MegatronsGpuWaitsForLaunchesOfSmallExperts) {
   EXPECT_EQ(expert_ops(PlanPrecision::from_recipe, false) + expert_ops(PlanPrecision::from_recipe, true), 6);
   EXPECT_EQ(expert_ops(PlanPrecision::mxfp8, false), 2 * (2 + 1 + 2));
   EXPECT_EQ(expert_ops(PlanPrecision::fp8_tensor, true), 2 * (3 + 2));

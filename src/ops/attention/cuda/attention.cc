@@ -15,8 +15,8 @@ void note_portable(const Stream& s, const char* op, const Tensor& q, const Tenso
   if (!uses_hopper_kernels(s) || v.empty()) return;
   note_fallback_kernel(s, op,
                        fmt::format("portable kernels, since the Hopper kernels take heads of 64 and of 128, of 192 "
-                                   "with values of 128, and in most backward passes of 96 and of 256; got {} with "
-                                   "values of {}",
+                                   "with values of 128, and in backward passes whose sums fit of 96 and of 256; got "
+                                   "{} with values of {}",
                                    q.dim(2), v.dim(2)));
 }
 

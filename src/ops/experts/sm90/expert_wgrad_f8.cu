@@ -158,7 +158,7 @@ __device__ void find_places(const WgradParams& p, const PlaceMemory& places) {
 }
 static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
-// By the loading thread, before the first tile. Tiles of experts with as many rows take equally long. If all clusters
+// The loading thread calls this before the first tile. Tiles of experts with as many rows take equally long. If all clusters
 // began together, they would read and write results at the same moments, and multiply at the same moments. So a third of
 // the clusters begins a third of a tile later, and another third two thirds of a tile later. No bit depends on it.
 // If the first experts differ in rows, clusters do not stay together, and none waits.

@@ -29,7 +29,7 @@ using sm80::WordActivation;
 constexpr int kMatrixRows = 16;  // of a tile
 constexpr int kMaxChunks = 320;
 
-// A block's sizes. kWarps: that multiply; one more copies.
+// A block's sizes: kWarps warps multiply, and one more copies.
 template <int kWarps>
 struct Block {
   static constexpr int kMultiplying = kWarps * 32, kThreads = kMultiplying + 32;

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) choose_kernel(Choose a) {
     a.start_BE[static_cast<int64_t>(blockIdx.x) * a.num_experts + i] = shared[i];
 }
 
-// Where the pairs of a single block of tokens go, none of which is dropped.
+// The outputs of the index of one block of tokens; no pair is dropped.
 struct Places {
   int32_t *counts_E, *offsets_E1, *row_token_R, *row_pair_R, *pair_row_TK;
   int64_t* load_E;  // may be null
