@@ -144,7 +144,8 @@ Resolved resolve(const Options& o) {
   if (r.run.memory.fit_bytes > 0) {
     RunSpec run = r.run;
     run.parallel.dispatcher = r.dispatcher.kind;
-    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, r.gpus);
+    const FitMachines machines{.gpus = r.gpus, .rank_host_bytes = fit_machine(r.run.device, o.ranks).rank_host_bytes};
+    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, machines);
     const bool chooses = r.run.memory.automatic, offloads = fit.run.memory.offload != r.run.memory.offload;
     r.run.memory = fit.run.memory;
     if (chooses) r.run.provenance["memory.recompute"] = "memory.fit";

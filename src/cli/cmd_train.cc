@@ -33,9 +33,9 @@ struct Recipe {
 
 // Returns what memory.fit decides, as JSON: recompute, offload and offload_fraction of [memory], and the text of the
 // choice. The ranks of a machine share its CPUs.
-std::string fitted_memory(RunSpec run, int num_ranks) {
+std::string fitted_memory(RunSpec run, int num_ranks, const FitMachines& machines) {
   if (run.threads == 0 && run.device == DeviceKind::cpu) run.threads = std::max(1, num_available_cpus() / num_ranks);
-  const MemoryFit fit = fit_memory(run, num_ranks, gpu_kinds(run.device, num_ranks));
+  const MemoryFit fit = fit_memory(run, num_ranks, machines);
   const MemorySpec& memory = fit.run.memory;
   return nlohmann::json{{"recompute", recompute_texts(memory.recompute)},
                         {"offload", offload_texts(memory.offload)},
@@ -44,12 +44,28 @@ std::string fitted_memory(RunSpec run, int num_ranks) {
       .dump();
 }
 
-// Sets what memory.fit decides. The first rank chooses, since the choice depends on the available memory of its host,
-// which changes while processes start. Called by all ranks together.
+// Returns the kinds of GPUs of all ranks' machines, and the least host memory of a rank. Called by all ranks together.
+FitMachines machines_of_ranks(Control& control, const RunSpec& run) {
+  const FitMachines mine = fit_machine(run.device, control.size());
+  const nlohmann::json text{
+      {"hopper", mine.gpus.hopper}, {"others", mine.gpus.others}, {"rank_host_bytes", mine.rank_host_bytes}};
+  std::vector<FitMachines> all;
+  for (const std::string& of_rank : control.gather(text.dump())) {
+    const nlohmann::json m = nlohmann::json::parse(of_rank);
+    all.push_back(
+        {.gpus = {.hopper = m.at("hopper"), .others = m.at("others")}, .rank_host_bytes = m.at("rank_host_bytes")});
+  }
+  return common_machines(all);
+}
+
+// Sets what memory.fit decides. The first rank chooses for the machines of all ranks, since the choice depends on the
+// available memory of a host, which changes while processes start. Called by all ranks together.
 void choose_memory(Control& control, RunSpec& run, Cli& cli) {
   if (run.memory.fit_bytes == 0) return;
+  const FitMachines machines = machines_of_ranks(control, run);
+  const auto longer = control.between_steps();  // the others wait for the search
   std::string chosen;
-  control.on_root([&] { chosen = fitted_memory(run, control.size()); });
+  control.on_root([&] { chosen = fitted_memory(run, control.size(), machines); });
   const nlohmann::json fit = nlohmann::json::parse(control.from_root(chosen));
   run.memory.recompute = parse_recompute(fit.at("recompute")).value();
   run.memory.offload = parse_offload(fit.at("offload")).value();

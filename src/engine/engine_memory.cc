@@ -21,8 +21,8 @@ MemoryUse memory_use(const EngineSpec& spec) {
 bool runs_cudnn(const EngineSpec& spec) {
   const ModelSpec& m = spec.model;
   const int64_t T = spec.shape.tokens();
-  const auto heads = [&](int64_t n, int64_t width) {
-    return Tensor{.shape = {T, n, width}, .dtype = spec.precision.compute};
+  const auto heads = [&](int64_t n, int64_t width) {  // those of a rank of tp
+    return Tensor{.shape = {T, std::max<int64_t>(1, n / spec.mesh.tp), width}, .dtype = spec.precision.compute};
   };
   AttentionFwd attention{.q_THd = heads(m.num_heads, m.head_dim),
                          .k_UGd = heads(m.num_kv_heads, m.head_dim),

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "device/gpus_found.h"
 #include "plan/predict.h"
@@ -42,9 +43,21 @@ void leave_out_recomputed(MemorySpec& memory);
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
 
-// Does the same with the rates of an H100 or of a CPU, depending on run.device. gpus: the kinds of GPUs of the run, as
-// gpu_kinds() in device/gpus_found.h returns them. The run fits on each of them. A rank may use its share of the memory
-// of this host if that has a GPU, else of the host of an H100.
-MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const GpuKinds& gpus = {});
+// What the choice depends on, of the machines of a run.
+struct FitMachines {
+  GpuKinds gpus;  // the kinds of all GPUs; the run fits on each of them
+  double rank_host_bytes =
+      0;  // host memory of a rank on the machine that has the least; 0: that of the host of an H100
+};
+
+// Returns those of this machine for a run on this device. If it has GPUs, a rank's share of the available host memory is
+// in whole steps of 16 GiB, so that hosts of one kind give the same figure. The share is for as many ranks as there are
+// GPUs or, if they are more, for up to 8 of `ranks`: a launcher may show each rank a GPU of its own.
+FitMachines fit_machine(DeviceKind device, int64_t ranks);
+// Returns those of several machines; all: at least one.
+FitMachines common_machines(const std::vector<FitMachines>& all);
+
+// Does the same with the rates of an H100 or of a CPU, depending on run.device.
+MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const FitMachines& machines = {});
 
 }  // namespace moebius

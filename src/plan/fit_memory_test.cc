@@ -171,7 +171,7 @@ TEST(FitMemory, OffloadDependsOnTheHost) {
 }
 
 TEST(FitMemory, UsualMachineIsAnH100) {
-  const PlanMachine usual = usual_machine(/*is_gpu=*/true, /*ranks=*/1),
+  const PlanMachine usual = usual_machine(/*is_gpu=*/true, /*rank_host_bytes=*/0),
                     h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
   for (const double PlanMachine::*figure :
        {&PlanMachine::bf16_tflops, &PlanMachine::fp8_tflops, &PlanMachine::memory_gb, &PlanMachine::memory_tb_s,
@@ -212,20 +212,21 @@ TEST(FitMemory, CountsScratchForTheGpuOfTheRun) {
   for (const bool for_hopper : {true, false}) {
     EngineSpec spec = planned_engine_spec(run, 1);
     spec.counts_for_hopper = for_hopper;
-    EXPECT_EQ(fit_memory(run, 1, {.hopper = for_hopper, .others = !for_hopper}).bytes,
+    EXPECT_EQ(fit_memory(run, 1, {.gpus = {.hopper = for_hopper, .others = !for_hopper}}).bytes,
               Engine(spec).device_memory().total_bytes())
         << for_hopper;
   }
-  const int64_t hopper = fit_memory(run, 1).bytes, other = fit_memory(run, 1, {.hopper = false, .others = true}).bytes;
+  const int64_t hopper = fit_memory(run, 1).bytes,
+                other = fit_memory(run, 1, {.gpus = {.hopper = false, .others = true}}).bytes;
   EXPECT_EQ(other > hopper, has_cudnn());
   EXPECT_NE(other, hopper);
-  EXPECT_EQ(fit_memory(run, 1, {.hopper = true, .others = true}).bytes, std::max(hopper, other));
+  EXPECT_EQ(fit_memory(run, 1, {.gpus = {.hopper = true, .others = true}}).bytes, std::max(hopper, other));
 }
 
 // With portable kernels alone all GPUs need the same.
 TEST(FitMemory, FitsBothKindsOfGpusOfAMachine) {
   RunSpec run = run_with_attention_scratch();
-  const auto bytes = [&](GpuKinds gpus) { return fit_memory(run, 1, gpus).bytes; };
+  const auto bytes = [&](GpuKinds gpus) { return fit_memory(run, 1, {.gpus = gpus}).bytes; };
   const auto larger = [&] { return std::max(bytes({}), bytes({.hopper = false, .others = true})); };
   run.kernels = KernelChoice::portable;
   EXPECT_EQ(bytes({.hopper = true, .others = true}), bytes({}));
@@ -267,6 +268,16 @@ TEST(FitMemory, ErrorGivesTheMinimumIfNothingFits) {
               testing::AllOf(HasSubstr("memory.fit = \"1MiB\": a rank needs "),
                              HasSubstr(" with memory.recompute = [\"norm\"]; recompute more, or set memory.recompute = "
                                        "\"auto\"")));
+}
+
+TEST(FitMemory, CommonMachinesHaveAllKindsAndTheLeastHostMemory) {
+  const FitMachines hopper{.gpus = {.hopper = true, .others = false}, .rank_host_bytes = 64e9},
+      other{.gpus = {.hopper = false, .others = true}, .rank_host_bytes = 32e9}, unknown{};
+  const FitMachines both = common_machines({hopper, other, unknown});
+  EXPECT_TRUE(both.gpus.hopper && both.gpus.others);
+  EXPECT_EQ(both.rank_host_bytes, 32e9);
+  EXPECT_FALSE(common_machines({hopper, hopper}).gpus.others);
+  EXPECT_EQ(common_machines({unknown, hopper}).rank_host_bytes, 64e9);
 }
 
 }  // namespace

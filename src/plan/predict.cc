@@ -188,18 +188,26 @@ void Predicting::estimate_passes() {
   passes_s_ = busy(slowest_) * M + (P - 1) * (of_stage + 2 * message_seconds());
 }
 
-// Adds the work of a step that is done once: weights are quantised before its passes, and the first backward pass
-// stores gradients.
+// Adds the work of a step that is done once: weights are quantised before its passes, for which ranks may exchange
+// largest magnitudes, and the first backward pass stores gradients.
 void Predicting::add_once(int64_t pp_rank) {
-  double copies = 0, saved = 0;
+  PassTime copies;
+  double saved = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
     const StageWork& stage = stage_of(pp_rank, v);
-    copies += stage.copies.compute();
+    copies += stage.copies;
     saved += stage.stored_first.compute();
     add_kernels(stage.copies, 1);
     add_kernels(stage.stored_first, -1);
   }
-  if (copies > 0) result_.phases["copies"] = copies;
+  double copies_s = copies.compute();
+  for (size_t i = 0; i < axes_.size(); ++i) {
+    copies_s += copies.groups[i];
+    axes_[i].exposed_s += copies.groups[i];
+    axes_[i].bytes += copies.wire_bytes[i];
+  }
+  result_.messages += copies.messages;
+  if (copies_s > 0) result_.phases["copies"] = copies_s;
   result_.phases["backward"] -= saved;
   passes_s_ -= saved;
 }

@@ -164,6 +164,26 @@ TEST_F(CliTrain, HasThePlanThatConfigPrints) {
   }
 }
 
+TEST_F(CliTrain, FirstRankChoosesWhatFitsForAllRanks) {
+  const auto recompute = [](const std::string& text) {
+    const size_t begin = text.find("\nrecompute = [");
+    return begin == text.npos ? "none: " + text : text.substr(begin + 1, text.find(']', begin) - begin);
+  };
+  const std::vector<std::string> fit{"memory.recompute=auto", "memory.fit=3MiB", "train.steps=1",
+                                     "optimizer.warmup_steps=0", "run.threads=1"};
+  std::vector<std::string> words{"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--ranks", "2"};
+  for (const std::string& o : fit) words.insert(words.end(), {"--set", o});
+  const std::string chosen = recompute(run_moebius(dir_, words).out);
+  EXPECT_THAT(chosen, HasSubstr("\"qkv:0\"")) << "a part of the layers";
+  const Ran ran = train(fit, "", {"--ranks", "2"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("of memory.fit = 3MiB"));
+  EXPECT_EQ(recompute(read_file(dir_.path("run/recipe.resolved.toml"))), chosen);
+  const Ran none = train({"memory.recompute=auto", "memory.fit=1MiB", "run.dir=none"}, "", {"--ranks", "2"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("memory.fit = \"1MiB\": pipeline rank 0 needs at least"));
+}
+
 // The variables of a launcher are enough for the refusal, so none of its processes begins to work.
 TEST_F(CliTrain, ACommandOfOneProcessRefusesALauncher) {
   ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);

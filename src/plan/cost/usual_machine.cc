@@ -1,29 +1,13 @@
 #include "plan/cost/usual_machine.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "device/device.h"
-#include "device/gpus_found.h"
-
 namespace moebius {
 namespace {
 
-constexpr double kGiB = 1073741824.0;
 constexpr int64_t kRanksOfAHost = 8;
-
-// Returns a rank's share of this host's available memory, in whole steps of 16 GiB, so that hosts of one kind give the
-// same figure; 0 without a GPU. A launcher may show each rank a GPU of its own, so up to 8 ranks are assumed here.
-double host_bytes_of_rank(int64_t ranks) {
-  const auto gpus = static_cast<int64_t>(gpus_found().visible.size());
-  if (gpus == 0) return 0;
-  const auto sharing = static_cast<double>(std::max(gpus, std::min(ranks, kRanksOfAHost)));
-  return std::max(kGiB, 16 * kGiB * std::floor(static_cast<double>(available_memory_bytes()) / sharing / (16 * kGiB)));
-}
 
 }  // namespace
 
-PlanMachine usual_machine(bool is_gpu, int64_t ranks) {
+PlanMachine usual_machine(bool is_gpu, double rank_host_bytes) {
   PlanMachine m{.name = is_gpu ? "a GPU" : "a CPU", .is_gpu = is_gpu};
   m.bf16_tflops = is_gpu ? 989 : 1;
   m.fp8_tflops = is_gpu ? 1979 : 0;
@@ -49,8 +33,8 @@ PlanMachine usual_machine(bool is_gpu, int64_t ranks) {
   shares[static_cast<size_t>(Share::memory)] = 0.8;
   if (is_gpu) shares = {0.6831, 0.5797, 0.4533, 0.9262, 0.8012, 0.822, 0.6642, 0.8};  // in the order of Share
   m.has_shares[static_cast<size_t>(PlanSystem::moebius)] = true;
-  if (const double bytes = is_gpu ? host_bytes_of_rank(ranks) : 0; bytes > 0) {
-    m.host_memory_gb = bytes / 1e9;
+  if (is_gpu && rank_host_bytes > 0) {
+    m.host_memory_gb = rank_host_bytes / 1e9;
     m.host_ranks = 1;
   }
   return m;
