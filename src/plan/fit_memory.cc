@@ -10,7 +10,6 @@
 #include "config/check/expert_rows_bound.h"
 #include "config/check/offload_check.h"
 #include "config/recipe/memory_keys.h"
-#include "device/device.h"
 #include "model/gpu_products.h"
 #include "plan/cost/usual_machine.h"
 #include "plan/search_space.h"
@@ -484,30 +483,6 @@ MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, cons
                      const Assumptions& assume) {
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
   return fit_on(parts, run, ranks, machine, assume, /*others_too=*/false);
-}
-
-FitMachines fit_machine(DeviceKind device, int64_t ranks) {
-  FitMachines m{.gpus = gpu_kinds(device, ranks)};
-  const auto gpus = static_cast<int64_t>(gpus_found().visible.size());
-  if (gpus == 0) return m;
-  constexpr int64_t kRanksOfAHost = 8;
-  constexpr double kGiB = 1073741824.0, kStep = 16 * kGiB;
-  const auto sharing = static_cast<double>(std::max(gpus, std::min(ranks, kRanksOfAHost)));
-  m.rank_host_bytes =
-      std::max(kGiB, kStep * std::floor(static_cast<double>(available_memory_bytes()) / sharing / kStep));
-  return m;
-}
-
-FitMachines common_machines(const std::vector<FitMachines>& all) {
-  FitMachines common = all.at(0);
-  for (const FitMachines& m : all) {
-    common.gpus.hopper |= m.gpus.hopper;
-    common.gpus.others |= m.gpus.others;
-    if (m.rank_host_bytes == 0) continue;
-    common.rank_host_bytes =
-        common.rank_host_bytes == 0 ? m.rank_host_bytes : std::min(common.rank_host_bytes, m.rank_host_bytes);
-  }
-  return common;
 }
 
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const FitMachines& machines) {

@@ -12,9 +12,8 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
-#include "device/gpus_found.h"
+#include "plan/fit_machines.h"
 #include "plan/predict.h"
 
 namespace moebius {
@@ -42,20 +41,6 @@ void leave_out_recomputed(MemorySpec& memory);
 // is given and the run needs more than memory.fit. Throws the errors of planned_engine_spec() too.
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
-
-// What the choice depends on, of the machines of a run.
-struct FitMachines {
-  GpuKinds gpus;  // the kinds of all GPUs; the run fits on each of them
-  double rank_host_bytes =
-      0;  // host memory of a rank on the machine that has the least; 0: that of the host of an H100
-};
-
-// Returns those of this machine for a run on this device. If it has GPUs, a rank's share of the available host memory is
-// in whole steps of 16 GiB, so that hosts of one kind give the same figure. The share is for as many ranks as there are
-// GPUs or, if they are more, for up to 8 of `ranks`: a launcher may show each rank a GPU of its own.
-FitMachines fit_machine(DeviceKind device, int64_t ranks);
-// Returns those of several machines; all: at least one.
-FitMachines common_machines(const std::vector<FitMachines>& all);
 
 // Does the same with the rates of an H100 or of a CPU, depending on run.device.
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const FitMachines& machines = {});
