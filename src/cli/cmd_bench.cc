@@ -10,7 +10,7 @@
 #include "cli/options.h"
 #include "config/dispatcher_choice.h"
 #include "model/gpu_products.h"
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 
 namespace moebius {
 namespace {

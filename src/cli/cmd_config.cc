@@ -21,7 +21,7 @@
 #include "model/gpu_products.h"
 #include "ops/attention/attention_scratch.h"
 #include "parallel/optim/optimizer.h"
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 #include "train/host_memory.h"
 #include "train/notes/block_states_note.h"
 

@@ -9,7 +9,7 @@
 #include "cli/options.h"
 #include "io/files.h"
 #include "plan/fit.h"
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 #include "plan/print.h"
 #include "plan/search.h"
 #include "plan/sweep.h"

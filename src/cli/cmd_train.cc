@@ -9,7 +9,7 @@
 #include "config/run_spec.h"
 #include "device/accelerator.h"
 #include "model/gpu_products.h"
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 #include "train/loader.h"
 #include "train/loop.h"
 #include "weights/load.h"

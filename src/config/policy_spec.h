@@ -141,7 +141,7 @@ inline constexpr const char* kLayerInputName = "layer_input";
 struct MemorySpec {
   RecomputeSpec recompute;
   OffloadSpec offload;
-  bool automatic = false;  // chooses recompute so that a rank needs at most fit_bytes (plan/fit_memory.h)
+  bool automatic = false;  // chooses recompute so that a rank needs at most fit_bytes (plan/memory/fit_memory.h)
   int64_t fit_bytes = 0;   // device memory of a rank; 0: no limit
   // Planned rows of a rank's experts over the even share; 0: the worst case of any routing (model/moe/expert_rows.h).
   // Empty: "auto", which expert_rows_budget() resolves (config/check/expert_rows_bound.h).

@@ -1,7 +1,7 @@
 #include <algorithm>
 
+#include "plan/memory/rank_memory.h"
 #include "plan/part.h"
-#include "plan/rank_memory.h"
 
 namespace moebius {
 namespace {

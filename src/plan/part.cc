@@ -19,7 +19,7 @@
 #include "plan/cost/composed_part.h"
 #include "plan/cost/launches.h"
 #include "plan/cost/part_key.h"
-#include "plan/rank_memory.h"
+#include "plan/memory/rank_memory.h"
 
 namespace moebius {
 namespace {

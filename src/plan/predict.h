@@ -11,7 +11,7 @@
 #include "plan/cost/start_up.h"
 #include "plan/file_work.h"
 #include "plan/layout.h"
-#include "plan/rank_memory.h"
+#include "plan/memory/rank_memory.h"
 #include "plan/search/part_times.h"
 #include "plan/work_time.h"
 

@@ -14,7 +14,7 @@
 #include "config/dispatcher_choice.h"
 #include "config/recipe/memory_keys.h"
 #include "core/error.h"
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 
 namespace moebius {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 
 #include "io/html_text.h"
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 #include "plan/print.h"
 
 namespace moebius {

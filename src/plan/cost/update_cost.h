@@ -1,7 +1,7 @@
 // The bytes that an update of the optimizer reads and writes, for each element that a rank owns, and its kernels.
 #pragma once
 
-#include "plan/rank_memory.h"
+#include "plan/memory/rank_memory.h"
 
 namespace moebius {
 

@@ -13,7 +13,7 @@
 
 #include <string>
 
-#include "plan/fit_machines.h"
+#include "plan/memory/fit_machines.h"
 #include "plan/predict.h"
 
 namespace moebius {

@@ -1,4 +1,4 @@
-#include "plan/fit_machines.h"
+#include "plan/memory/fit_machines.h"
 
 #include <algorithm>
 #include <cmath>

@@ -11,8 +11,8 @@ namespace moebius {
 // The figures of the machines of a run on which the choice depends.
 struct FitMachines {
   GpuKinds gpus;  // the kinds of all GPUs; the run fits on each of them
-  double rank_host_bytes =
-      0;  // host memory of a rank on the machine that has the least; 0: that of the host of an H100
+  // Host memory of a rank, on the machine that has the least. 0: that of the host of an H100.
+  double rank_host_bytes = 0;
 };
 
 // Returns those of this machine for a run on this device. If it has GPUs, a rank's share of the available host memory is

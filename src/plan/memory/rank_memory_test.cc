@@ -1,4 +1,4 @@
-#include "plan/rank_memory.h"
+#include "plan/memory/rank_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 
 #include <fmt/format.h>
 

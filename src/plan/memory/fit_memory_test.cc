@@ -1,4 +1,4 @@
-#include "plan/fit_memory.h"
+#include "plan/memory/fit_memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
