@@ -1,5 +1,9 @@
 #include "precision/product_precision.h"
 
+#include <array>
+#include <cstring>
+
+#include "comm/transport/threads.h"
 #include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
 #include "ops/gemm/gemm.h"
@@ -262,6 +266,125 @@ TEST_P(ProductPrecisionTest, WeightGradientsInComputeReadTheTensors) {
   EXPECT_EQ(values_of(mixed.w(c, x.tensor())), values_of(precision_.w(c, x.tensor())));
   EXPECT_EQ(values_of(mixed.w_for_dx(c, x.tensor())), values_of(precision_.w_for_dx(c, x.tensor())));
 }
+
+// Two ranks share every tensor: each has half of the rows of its matrices, or of their columns.
+struct Halves {
+  const char* name;
+  bool are_columns;
+  int of_largest;  // the half of x and of w that has their largest element; that of dy is in the other one
+};
+void PrintTo(const Halves& c, std::ostream* out) { *out << c.name; }
+
+template <class T>
+std::vector<T> half_of(const T* all, const Shape& shape, bool of_columns, int half) {
+  const int64_t rows = shape[shape.rank() - 2], cols = shape[shape.rank() - 1];
+  std::vector<T> part;
+  for (int64_t i = 0; i < shape.numel(); ++i)
+    if ((of_columns ? i % cols * 2 / cols : i / cols % rows * 2 / rows) == half) part.push_back(all[i]);
+  return part;
+}
+
+Shape half_shape(const Shape& shape, bool of_columns) {
+  const int rank = shape.rank();
+  const int64_t rows = shape[rank - 2] / (of_columns ? 1 : 2), cols = shape[rank - 1] / (of_columns ? 2 : 1);
+  return rank == 3 ? Shape{shape[0], rows, cols} : Shape{rows, cols};
+}
+
+// Returns normal numbers of which one, in a corner of the last matrix, is `largest`.
+Values with_largest(const Shape& shape, uint64_t key, double largest, int half) {
+  Values x = Array::normal(shape, DType::bf16, key).values();
+  const int64_t matrix = shape[shape.rank() - 2] * shape[shape.rank() - 1];
+  x[half == 1 ? shape.numel() - 1 : shape.numel() - matrix] = largest;
+  return x;
+}
+
+// x, dy, w and the w of experts
+using FourTensors = std::array<Array, 4>;
+using NamedOperands = std::vector<std::pair<std::string, Operand>>;
+
+// Adds the operands of a weight, without copies and with them.
+void add_weights(NamedOperands& all, const ProductPrecision& p, const QuantizeContext& c, const Tensor& w) {
+  all.insert(all.end(), {{"w", p.w(c, w)}, {"w of dx", p.w_for_dx(c, w)}});
+  Tensor all_We;
+  if (const int64_t ranks = p.num_weight_ranks(); ranks > 1) {
+    const int64_t e = w.shape.rank() == 3 ? w.dim(0) : 1;
+    all_We = c.stack.alloc({ranks, e}, DType::i32);
+    p.exchange_weights(c.stream, all_We, c.stack.alloc({e}, DType::i32), w);
+  }
+  for (Operand q : {p.w_form(w.shape), p.w_for_dx_form(w.shape)}) {
+    q.data = c.stack.alloc(q.data.shape, q.data.dtype);
+    q.scales = c.stack.alloc(q.scales.shape, q.scales.dtype);
+    p.quantise_weights(c.stream, q, w, all_We);
+    all.emplace_back(q.transposed ? "copy of w of dx" : "copy of w", q);
+  }
+}
+
+NamedOperands operands_of(const ProductPrecision& p, const QuantizeContext& c, FourTensors& of) {
+  const Tensor x = of[0].tensor(), dy = of[1].tensor();
+  NamedOperands all{
+      {"x", p.x(c, x)}, {"dy", p.dy(c, dy)}, {"x of dw", p.x_for_dw(c, x)}, {"dy of dw", p.dy_for_dw(c, dy)}};
+  const auto [both_dy, both_x] = p.for_dw(c, dy, {}, x, {});
+  all.insert(all.end(), {{"dy of both for dw", both_dy}, {"x of both for dw", both_x}});
+  add_weights(all, p, c, of[2].tensor());
+  add_weights(all, p, c, of[3].tensor());
+  return all;
+}
+
+struct CpuDevice {
+  QuantizeContext context() { return {s, stack, {}}; }
+
+  std::vector<char> memory = std::vector<char>(4 << 20);
+  ThreadPool pool{1};
+  Stream s{DeviceKind::cpu, pool};
+  StepStack stack{DeviceKind::cpu, memory.data(), static_cast<int64_t>(memory.size())};
+};
+
+class OperandsOfTwoRanks : public ::testing::TestWithParam<Halves> {};
+
+// The largest element is far above those of the other half, whose own scale would be smaller. A half that had it would
+// have other bytes in all of its elements. The largest elements of x and dy differ too, since one message has both.
+TEST_P(OperandsOfTwoRanks, HaveTheBytesOfTheWhole) {
+  const Halves& c = GetParam();
+  const Shape shapes[] = {{256, 64}, {256, 48}, {48, 64}, {3, 48, 64}};
+  const Values values[] = {
+      with_largest(shapes[0], 1, 3000, c.of_largest), with_largest(shapes[1], 2, 40, 1 - c.of_largest),
+      with_largest(shapes[2], 3, 3000, c.of_largest), with_largest(shapes[3], 4, 3000, c.of_largest)};
+  CpuDevice one;
+  FourTensors whole;
+  for (int i = 0; i < 4; ++i) whole[i] = Array::of(shapes[i], DType::bf16, values[i]);
+  const NamedOperands want = operands_of({PrecisionRecipe::fp8_tensor, 1, 2}, one.context(), whole);
+  run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
+    const std::unique_ptr<Group> ranks = world.make_group("ranks", {0, 1});
+    const ProductPrecision precision(PrecisionRecipe::fp8_tensor, 1, 2, {}, WeightGradientPrecision::recipe, nullptr,
+                                     GpuProducts::emulated, {.rows = ranks.get(), .weights = ranks.get()});
+    CpuDevice device;
+    FourTensors half;
+    for (int i = 0; i < 4; ++i)
+      half[i] = Array::of(half_shape(shapes[i], c.are_columns), DType::bf16,
+                          half_of(values[i].data(), shapes[i], c.are_columns, world.rank()));
+    const NamedOperands got = operands_of(precision, device.context(), half);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      SCOPED_TRACE(fmt::format("{} on rank {}", got[i].first, world.rank()));
+      const Operand &q = got[i].second, &all = want[i].second;
+      const bool of_columns = c.are_columns != q.transposed;
+      ASSERT_EQ(q.data.shape, half_shape(all.data.shape, of_columns));
+      ASSERT_EQ(q.scales.shape, all.scales.shape);
+      const auto* bytes = static_cast<const unsigned char*>(q.data.data);
+      const auto* all_bytes = static_cast<const unsigned char*>(all.data.data);
+      EXPECT_TRUE(std::vector(bytes, bytes + q.data.num_bytes()) ==
+                  half_of(all_bytes, all.data.shape, of_columns, world.rank()))
+          << "elements";
+      EXPECT_EQ(std::memcmp(q.scales.data, all.scales.data, all.scales.num_bytes()), 0) << "scales";
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Splits, OperandsOfTwoRanks,
+                         ::testing::Values(Halves{"rows_largest_on_0", false, 0}, Halves{"rows_largest_on_1", false, 1},
+                                           Halves{"columns_largest_on_0", true, 0},
+                                           Halves{"columns_largest_on_1", true, 1}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(ProductPrecision, WithoutARecipeOperandsAreTheTensors) {
   ThreadPool pool(1);

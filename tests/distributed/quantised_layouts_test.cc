@@ -257,7 +257,9 @@ std::string differences(const QuantisedLayoutCase& c, int64_t micro_batch, const
 
 // In about half of the runs where ranks add shares, some number is so near a tie that it rounds the other way. Which
 // runs these are depends on the order of sums, and so on the CPU. So such a layout needs the numbers of one rank with
-// one of these seeds. If it had other operands, it would have them with none.
+// one of these seeds. This does not show that ranks share the scales of whole tensors: other scales change only numbers
+// below the normal range, and with some seed that may change no result. OperandsOfTwoRanks
+// (src/precision/product_precision_test.cc) compares the bytes.
 constexpr uint64_t kMoreSeeds[] = {77, 301, 19, 31, 5, 11, 17};
 
 // Returns whether scales of whole tensors cover the rows of several micro-batches, which experts get at once. In about

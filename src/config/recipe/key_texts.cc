@@ -382,7 +382,9 @@ std::vector<KeyText> other_texts() {
        "`precision.compute`; `recipe` in 8 bits with scales, about half the bytes. With `recipe` backward computes the "
        "activations and their derivatives from rounded values, even where it recomputes them, which changes the "
        "gradients. Only layers whose products are all quantised do so (`precision.keep`). `recipe` is for `fp8_block`."},
-      {"precision.keep", "Patterns (`*`, `?`) of the names of parameters whose products are not quantised."},
+      {"precision.keep",
+       "Patterns (`*`, `?`) of the names of parameters whose products are not quantised. Layouts that "
+       "`fp8_tensor` or `nvfp4` refuses stay refused, whatever the patterns match."},
       {"memory.recompute",
        "The activations that backward recomputes instead of keeping them ([memory.md](../design/memory.md#recompute)), "
        "in all layers or, as in `layer:0-3,7`, in some. `auto` chooses the fastest of all sets with which a rank needs "
