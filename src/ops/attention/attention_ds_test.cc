@@ -369,7 +369,8 @@ TEST(AttentionBwdOnGpu, TheOnlyPathOfAWidthSaysWhatScratchItLacks) {
     EXPECT_EQ(error, fmt::format("attention_bwd: a path was asked for, and q bf16[300, 4, {}] has {} bytes of scratch; "
                                  "its only path needs {}; give it as many, or leave the path out",
                                  width, little, needed));
-    EXPECT_EQ(call.error_of_little_scratch(AttentionBwdPath::chosen, &little, &needed), "no error") << "portable kernels";
+    EXPECT_EQ(call.error_of_little_scratch(AttentionBwdPath::chosen, &little, &needed), "no error")
+        << "portable kernels";
   }
 }
 
