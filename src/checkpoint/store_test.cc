@@ -59,7 +59,8 @@ struct Halves {
 
   Halves() {
     for (uint32_t i = 0; i < kNumel; ++i) {
-      values[i] = std::bit_cast<float>(i * 2654435761u & 0xbfffffffu);  // no infinity and no NaN
+      const uint32_t bits = i * 2654435761u;  // whose low half alone would repeat in the next piece
+      values[i] = std::bit_cast<float>((bits ^ bits >> 15) & 0xbfffffffu);  // no infinity and no NaN
       const WeightAndRemainder both = split(values[i]);
       weights[i] = both.weight;
       remainders[i] = both.remainder;
