@@ -1,5 +1,7 @@
 #include "checkpoint/store.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,6 +17,7 @@
 #include "io/files.h"
 #include "io/safetensors.h"
 #include "io/testing.h"
+#include "ops/optimizer/rounding.h"
 
 namespace moebius {
 namespace {
@@ -44,6 +47,48 @@ struct State {
   }
   bool operator==(const State& other) const {
     return w == other.w && n == other.n && std::memcmp(b.data(), other.b.data(), b.size() * sizeof(bf16)) == 0;
+  }
+};
+
+// Masters as weights and remainders: three more than are written at once.
+struct Halves {
+  static constexpr int64_t kNumel = CheckpointStore::kPieceBytes / 4 + 3;
+  std::vector<float> values = std::vector<float>(kNumel);
+  std::vector<bf16> weights = std::vector<bf16>(kNumel);
+  std::vector<uint16_t> remainders = std::vector<uint16_t>(kNumel);
+
+  Halves() {
+    for (uint32_t i = 0; i < kNumel; ++i) {
+      const uint32_t bits = i * 2654435761u;  // whose low half alone would repeat in the next piece
+      values[i] = std::bit_cast<float>((bits ^ bits >> 15) & 0xbfffffffu);  // no infinity and no NaN
+      const WeightAndRemainder both = split(values[i]);
+      weights[i] = both.weight;
+      remainders[i] = both.remainder;
+    }
+  }
+  NamedTensor tensor() { return named(weights.data(), remainders.data(), DeviceKind::cpu); }
+  static NamedTensor named(void* weights, void* remainders, DeviceKind device) {
+    return {.name = "w",
+            .tensor = {.data = weights, .shape = {kNumel}, .dtype = DType::bf16, .device = device},
+            .converts = true,
+            .remainder = Tensor{.data = remainders, .shape = {kNumel}, .dtype = DType::u16, .device = device}};
+  }
+  // Reads the values as f32, and as halves.
+  void expect_saved_in(const std::string& folder) const {
+    const CheckpointReader reader(folder);
+    std::vector<float> read(kNumel);
+    reader.read("w", tensor_of(read.data(), {kNumel}));
+    EXPECT_TRUE(std::memcmp(read.data(), values.data(), kNumel * sizeof(float)) == 0);
+    std::vector<bf16> high(kNumel);
+    std::vector<uint16_t> low(kNumel);
+    reader.read(named(high.data(), low.data(), DeviceKind::cpu));
+    expect_halves(high, low);
+  }
+  void expect_halves(const std::vector<bf16>& high, const std::vector<uint16_t>& low) const {
+    int64_t num_wrong = 0;
+    for (size_t i = 0; i < kNumel; ++i)
+      num_wrong += std::bit_cast<uint32_t>(joined(high[i], low[i])) != std::bit_cast<uint32_t>(values[i]);
+    EXPECT_EQ(num_wrong, 0);
   }
 };
 
@@ -89,6 +134,15 @@ TEST_P(Checkpoint, RoundTripKeepsEveryByte) {
   EXPECT_THAT(reader.tensors().at("w").shape, ElementsAre(3, 7));
   EXPECT_EQ(load(folder(100)), State(3));
   EXPECT_EQ(store.snapshot_bytes(), GetParam() ? 128 + 64 + 64 : 0);
+}
+
+TEST_P(Checkpoint, HalvesOfMoreThanAPieceAreSavedAsTheirValues) {
+  Halves halves;
+  CheckpointStore store(path_, 2, GetParam());
+  store.save(1, {halves.tensor()}, {});
+  if (GetParam()) std::fill(halves.remainders.begin(), halves.remainders.end(), uint16_t{0});  // saved is what was
+  store.wait();
+  halves.expect_saved_in(folder(1));
 }
 
 TEST_P(Checkpoint, SavesTheValuesAtTheTimeOfTheCall) {
@@ -343,6 +397,37 @@ TEST(CheckpointStoreOnGpu, WritesTensorsOfAGpu) {
     std::vector<uint8_t> read(bytes.size());
     CheckpointReader(dir.path("step-00000001")).read("w", tensor_of(read.data(), {size}));
     EXPECT_EQ(read, bytes) << "async " << async;
+  }
+}
+
+// A piece in the host buffer has both halves.
+TEST(CheckpointStoreOnGpu, WritesHalvesOfAGpu) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  ThreadPool pool(1);
+  Accelerator gpu;
+  Stream s(gpu, pool);
+  Halves halves;
+  constexpr int64_t kBytes = 2 * Halves::kNumel;
+  const Buffer high(DeviceKind::cuda, kBytes), low(DeviceKind::cuda, kBytes);
+  const NamedTensor tensor = Halves::named(high.data(), low.data(), DeviceKind::cuda);
+  for (const bool async : {false, true}) {
+    const TestDir dir;
+    copy_to_device(s, high.data(), halves.weights.data(), kBytes);
+    copy_to_device(s, low.data(), halves.remainders.data(), kBytes);
+    synchronize(s);
+    CheckpointStore store(dir.path(), 1, async);
+    store.save(1, {tensor}, {}, &s);
+    store.wait();
+    halves.expect_saved_in(dir.path("step-00000001"));
+    const Buffer read_high(DeviceKind::cuda, kBytes), read_low(DeviceKind::cuda, kBytes);
+    CheckpointReader(dir.path("step-00000001"))
+        .read(Halves::named(read_high.data(), read_low.data(), DeviceKind::cuda), &s);
+    std::vector<bf16> weights(Halves::kNumel);
+    std::vector<uint16_t> remainders(Halves::kNumel);
+    copy_to_host(s, weights.data(), read_high.data(), kBytes);
+    copy_to_host(s, remainders.data(), read_low.data(), kBytes);
+    halves.expect_halves(weights, remainders);
   }
 }
 

@@ -264,17 +264,17 @@ void draw(Stream& s, const Tensor& x_n, const ElementRange& of, const Piece& pie
 // Draws masters in f32 and splits them into halves, through scratch for some of them.
 class HalvesDraw {
  public:
-  HalvesDraw(Stream& s, const ParamTable& table) : s_(s) {
+  HalvesDraw(Stream& s, const ParamTable& table, int64_t piece) : s_(s), piece_(piece) {
     int64_t most = 0;
     for (const Param& p : table.all()) most = std::max(most, p.has_remainder ? p.w.numel() : 0);
-    scratch_ = Buffer(s.device(), std::min(most, kMost) * size_of(DType::f32));
+    scratch_ = Buffer(s.device(), std::min(most, piece_) * size_of(DType::f32));
   }
   // Draws into the weights of the elements `of`, and into their remainders unless that tensor is empty.
   void operator()(const Tensor& weight_n, const Tensor& remainder_n, const ElementRange& of, const Piece& piece,
                   const FillNormal& how) {
     const ElementRange range = common(of, piece.here);
-    for (int64_t done = 0; done < range.count; done += kMost) {
-      const ElementRange now{.begin = range.begin + done, .count = std::min(kMost, range.count - done)};
+    for (int64_t done = 0; done < range.count; done += piece_) {
+      const ElementRange now{.begin = range.begin + done, .count = std::min(piece_, range.count - done)};
       const Tensor master_n{
           .data = scratch_.data(), .shape = {now.count}, .dtype = DType::f32, .device = weight_n.device};
       draw(s_, master_n, now, piece, how);
@@ -286,8 +286,8 @@ class HalvesDraw {
   }
 
  private:
-  static constexpr int64_t kMost = int64_t{4} << 20;
   Stream& s_;
+  int64_t piece_;  // elements of scratch
   Buffer scratch_;
 };
 
@@ -313,8 +313,8 @@ void init_part(Stream& s, const Param& p, const ParamPart& part, uint64_t seed, 
 }
 
 template <class Asked>
-void init_params(Stream& s, const ParamTable& table, uint64_t seed, const Asked& is_asked) {
-  HalvesDraw draw_halves(s, table);
+void init_params(Stream& s, const ParamTable& table, uint64_t seed, int64_t piece, const Asked& is_asked) {
+  HalvesDraw draw_halves(s, table, piece);
   for (const Param& p : table.all()) {
     if (!is_asked(p)) continue;
     for (const ParamPart& part : p.spec.parts) init_part(s, p, part, seed, draw_halves);
@@ -322,18 +322,17 @@ void init_params(Stream& s, const ParamTable& table, uint64_t seed, const Asked&
   synchronize(s);  // scratch is in use until then
 }
 
-// Calls body(first, host halves) for pieces of the range [first, first + n).
+// Calls body(first, host halves) for pieces of the range [0, n).
 struct HostHalves {
   std::vector<bf16> weights;
   std::vector<uint16_t> remainders;
   int64_t bytes() const { return std::ssize(weights) * static_cast<int64_t>(sizeof(bf16)); }
 };
 template <class Body>
-void for_halves(int64_t n, Body&& body) {
-  constexpr int64_t kMost = int64_t{4} << 20;
+void for_halves(int64_t n, int64_t piece, Body&& body) {
   HostHalves halves;
-  for (int64_t at = 0; at < n; at += kMost) {
-    const auto count = static_cast<size_t>(std::min(kMost, n - at));
+  for (int64_t at = 0; at < n; at += piece) {
+    const auto count = static_cast<size_t>(std::min(piece, n - at));
     halves.weights.resize(count);
     halves.remainders.resize(count);
     body(at, halves);
@@ -342,9 +341,9 @@ void for_halves(int64_t n, Body&& body) {
 
 }  // namespace
 
-void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values) {
+void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values, int64_t piece) {
   MOEBIUS_ASSERT(p.has_remainder && first + std::ssize(values) <= p.owned.count);
-  for_halves(std::ssize(values), [&](int64_t at, HostHalves& halves) {
+  for_halves(std::ssize(values), piece, [&](int64_t at, HostHalves& halves) {
     const int64_t begin = first + at, end = begin + std::ssize(halves.weights);
     copy_to_host(s, halves.weights.data(), p.owned_weights().rows(begin, end).data, halves.bytes());
     copy_to_host(s, halves.remainders.data(), p.remainder_n.rows(begin, end).data, halves.bytes());
@@ -353,9 +352,9 @@ void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> val
   });
 }
 
-void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values) {
+void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values, int64_t piece) {
   MOEBIUS_ASSERT(p.has_remainder && first + std::ssize(values) <= p.owned.count);
-  for_halves(std::ssize(values), [&](int64_t at, HostHalves& halves) {
+  for_halves(std::ssize(values), piece, [&](int64_t at, HostHalves& halves) {
     for (size_t i = 0; i < halves.weights.size(); ++i) {
       const WeightAndRemainder both = split(values[static_cast<size_t>(at) + i]);
       halves.weights[i] = both.weight;
@@ -368,12 +367,12 @@ void write_masters(Stream& s, const Param& p, int64_t first, std::span<const flo
   });
 }
 
-void ParamTable::init(Stream& s, uint64_t seed) const {
-  init_params(s, *this, seed, [](const Param& p) { return (p.spec.trainable || p.frozen) && is_drawn(p); });
+void ParamTable::init(Stream& s, uint64_t seed, int64_t piece) const {
+  init_params(s, *this, seed, piece, [](const Param& p) { return (p.spec.trainable || p.frozen) && is_drawn(p); });
 }
 
 void ParamTable::init_adapters(Stream& s, uint64_t seed) const {
-  init_params(s, *this, seed, [](const Param& p) { return p.spec.kind == ParamKind::adapter; });
+  init_params(s, *this, seed, kMastersPiece, [](const Param& p) { return p.spec.kind == ParamKind::adapter; });
 }
 
 void ParamTable::sync(Stream& s) const {

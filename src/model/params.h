@@ -157,6 +157,9 @@ class WeightCopies {
   virtual int64_t num_bytes() const = 0;
 };
 
+// The elements of masters with remainders that are split or joined at once.
+inline constexpr int64_t kMastersPiece = int64_t{4} << 20;
+
 class ParamTable {
  public:
   // freeze: patterns of part names, with * and ?. A matching parameter has no gradient, no master and no optimizer
@@ -227,8 +230,8 @@ class ParamTable {
 
   // Initialises the weights and masters of every parameter, including frozen ones. A value is a function of (seed, part
   // name, element of the global tensor), whatever the layout is. Quantised weights get only masters: call
-  // Engine::gather_weights() afterwards.
-  void init(Stream& s, uint64_t seed) const;
+  // Engine::gather_weights() afterwards. Masters with remainders are drawn through scratch for `piece` of them.
+  void init(Stream& s, uint64_t seed, int64_t piece = kMastersPiece) const;
   void init_adapters(Stream& s, uint64_t seed) const;  // the same, for adapters alone
   // Rounds the masters of the owned elements into weights that are not quantised. Call it after masters were loaded,
   // and then Engine::gather_weights() to send the weights to the other ranks.
@@ -262,9 +265,11 @@ class ParamTable {
 };
 
 // Reads, or replaces, the f32 masters of the owned elements [first, first + values.size()) of a parameter with a
-// remainder, which have no tensor of their own. `values` is in host memory; these return when the copies have ended.
-void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values);
-void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values);
+// remainder, which have no tensor of their own. `values` is in host memory; these return when the copies have ended. The
+// halves are copied through host memory for `piece` elements.
+void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values, int64_t piece = kMastersPiece);
+void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values,
+                   int64_t piece = kMastersPiece);
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name);
 

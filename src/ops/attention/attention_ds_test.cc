@@ -10,6 +10,7 @@
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_scratch.h"
 #include "ops/attention/attention_slices.h"
 #include "ops/attention/attention_testing.h"
 #include "ops/cpu/testing.h"
@@ -86,6 +87,18 @@ class Call {
       attention_bwd(s_, a);
     }
     return {on_host(a.dq_THd), on_host(a.dk_TGd), on_host(a.dv_TGd)};
+  }
+  // Returns the error of a call with the scratch of portable kernels, and that which Hopper's need.
+  std::string error_of_little_scratch(AttentionBwdPath path, int64_t* little, int64_t* needed) {
+    AttentionBwd a = bwd_;
+    a.path = path;
+    a.dq_THd = take(a.q_THd.shape, DType::bf16);
+    a.dk_TGd = take(a.k_TGd.shape, DType::bf16);
+    a.dv_TGd = take(a.v_TGd.shape, DType::bf16);
+    a.scratch = take({cuda::sm80_scratch_bytes(a)}, DType::u8);
+    *little = a.scratch.num_bytes();
+    *needed = cuda::sm90_scratch_bytes(a);
+    return testing::error_of([&] { attention_bwd(s_, a); });
   }
 
  private:
@@ -341,6 +354,24 @@ TEST(AttentionBwdOnGpu, LongSequencesWithHeadsOf96AndOf256AreCloseToPortableKern
   Stream s(*testing::accelerator(), pool);
   const Sizes sequences{5, 2048, 32, 4, 96}, slices{3, 4096, 32, 4, 256}, cut{1, 8192, 32, 4, 256};
   for (const Sizes& z : {sequences, slices, cut}) expect_portable_gradients(s, z);
+}
+
+TEST(AttentionBwdOnGpu, TheOnlyPathOfAWidthSaysWhatScratchItLacks) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  if (!uses_hopper_kernels(s)) GTEST_SKIP() << "of Hopper kernels";
+  for (const int64_t width : {96, 256}) {
+    Call call(s, {1, 300, 4, 2, width});
+    int64_t little = 0, needed = 0;
+    const std::string error = call.error_of_little_scratch(only_path(width), &little, &needed);
+    EXPECT_LT(little, needed);
+    EXPECT_EQ(error, fmt::format("attention_bwd: a path was asked for, and q bf16[300, 4, {}] has {} bytes of scratch; "
+                                 "its only path needs {}; give it as many, or leave the path out",
+                                 width, little, needed));
+    EXPECT_EQ(call.error_of_little_scratch(AttentionBwdPath::chosen, &little, &needed), "no error")
+        << "portable kernels";
+  }
 }
 
 // A call that owns the GPU sums dk and dv of these shapes in another order, but dq in the order of the keys as always.

@@ -4,6 +4,9 @@
 // Such a kernel calls let_next_start(), reads nothing but weights, and calls wait_for_inputs() before it reads anything
 // else, and before it writes. Every kernel does both on all paths, so all earlier kernels have then ended.
 // REQUIRES of the caller: kernels that write these weights ended before the previous kernel began.
+// An op that cannot require this only prefetches weights. A prefetch gives no values, and L2 has what is written later.
+// A kernel may also read, with __ldcg, where the rows are that it prefetches. Such values may be old, so they decide
+// only what is prefetched, and are read again after the wait. __ldcg leaves no old line in L1 for that read to find.
 #pragma once
 
 #include "device/cuda/cuda.h"

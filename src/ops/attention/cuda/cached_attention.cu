@@ -218,13 +218,14 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
 }
 
 // Puts a block's keys and values of earlier passes on their way to the L2 cache. Their addresses are those of the position
-// and the sequence in memory, which an earlier kernel may still change: then these are other rows of the cache.
+// and the sequence in memory, which an earlier kernel may still change: then these are other rows of the cache. The reads
+// are not kept in L1, where those after the wait would find old values (ops/cuda/early_launch.h).
 template <int kHeads, class T>
 __device__ __forceinline__ void prefetch_cache(const Args<T>& a, const BlockWork<kHeads>& w) {
   constexpr int kLine = 128 / int{sizeof(T)};
   const int lines = (a.width + kLine - 1) / kLine;
-  const int64_t base = int64_t{a.sequence[w.n]} * a.max_tokens;
-  const int pos = a.pos[w.n];
+  const int64_t base = int64_t{__ldcg(a.sequence + w.n)} * a.max_tokens;
+  const int pos = __ldcg(a.pos + w.n);
   const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos);
   for (int i = threadIdx.x; i < (end - first) * lines; i += kThreads) {
     const int64_t at = ((base + first + i / lines) * a.kv_heads + w.g) * a.width + i % lines * kLine;

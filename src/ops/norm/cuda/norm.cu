@@ -15,15 +15,14 @@ namespace {
 
 constexpr int kMaxThreads = kMaxNormThreads;
 
-// A block owns a row. kFew: the weight is here before the rows.
-template <class T, int kNum, int kVectors, bool kFew>
+// A block owns a row.
+template <class T, int kNum, int kVectors>
 __global__ void __launch_bounds__(kMaxThreads, 1) norm_rows_fwd_kernel(NormRowsFwd<T> a) {
   __shared__ float shared[32];
   let_next_start();
-  Raw<T, kNum> weight[kVectors];
-  if constexpr (kFew) fetch_norm_weight<T, kNum>(weight, a, static_cast<int>(blockDim.x));
+  if (gridDim.x <= kEarlyRows && threadIdx.x * 32 < a.width) prefetch_line(a.w + threadIdx.x * 32);
   wait_for_inputs();
-  norm_row_fwd<T, kNum, kVectors>(a, blockIdx.x, blockDim.x, shared, kFew ? weight : nullptr);
+  norm_row_fwd<T, kNum, kVectors>(a, blockIdx.x, blockDim.x, shared);
 }
 
 // A block owns a chunk of rows, one after the other, and keeps its part of dw in registers. The next row is loaded
@@ -93,9 +92,7 @@ template <class T, int kNum>
 void fwd(const Stream& s, const NormRowsFwd<T>& a) {
   const auto rows = static_cast<unsigned>(narrow<int>(a.rows));
   const auto threads = static_cast<unsigned>(norm_lanes(a.width));
-  const bool few = a.rows <= kEarlyRows;
-  launch_kernel(s, few, {.blocks = rows, .threads = threads},
-                few ? norm_rows_fwd_kernel<T, kNum, 32 / kNum, true> : norm_rows_fwd_kernel<T, kNum, 32 / kNum, false>,
+  launch_kernel(s, a.rows <= kEarlyRows, {.blocks = rows, .threads = threads}, norm_rows_fwd_kernel<T, kNum, 32 / kNum>,
                 a);
 }
 

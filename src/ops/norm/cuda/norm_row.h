@@ -25,24 +25,10 @@ __device__ __forceinline__ float row_rstd(const float (&x)[kVectors][kNum], int6
   return 1.0f / sqrtf(block_sum(squares, shared) / static_cast<float>(width) + eps);
 }
 
-// Fetches a thread's part of the weight of a row.
-template <class T, int kNum, int kVectors>
-__device__ __forceinline__ void fetch_norm_weight(Raw<T, kNum> (&weight)[kVectors], const NormRowsFwd<T>& a,
-                                                  int lanes) {
-  const int lane = static_cast<int>(threadIdx.x);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * lanes + lane) * kNum;
-    weight[v] = fetch<kNum>(a.w + column, lane < lanes && column < a.width);
-  }
-}
-
 // Row `index` of a. The first `lanes` threads of the block (whole warps) keep it in registers, kVectors times kNum
 // elements a thread; the bits depend on their number, and not on that of the others. All threads of the block call it.
-// weight: the thread's part of a.w, as fetch_norm_weight fetches it; null: it is read when it is needed.
 template <class T, int kNum, int kVectors>
-__device__ __forceinline__ void norm_row_fwd(const NormRowsFwd<T>& a, int64_t index, int lanes, float* shared,
-                                             const Raw<T, kNum>* weight = nullptr) {
+__device__ __forceinline__ void norm_row_fwd(const NormRowsFwd<T>& a, int64_t index, int lanes, float* shared) {
   const int64_t row = index * a.ld;
   const int lane = static_cast<int>(threadIdx.x);
   const auto column = [&](int v) { return (v * lanes + lane) * kNum; };
@@ -71,7 +57,7 @@ __device__ __forceinline__ void norm_row_fwd(const NormRowsFwd<T>& a, int64_t in
   for (int v = 0; v < kVectors; ++v) {
     if (!is_inside(v)) continue;
     float w[kNum];
-    unpack<T>(w, weight ? weight[v] : fetch<kNum>(a.w + column(v)));
+    load(w, a.w + column(v));
 #pragma unroll
     for (int i = 0; i < kNum; ++i) w[i] *= rounded<T>(x[v][i] * rstd);
     store(a.y + row + column(v), w);
