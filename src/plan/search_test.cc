@@ -96,7 +96,7 @@ TEST(Search, FindsTheSameWithoutPruning) {
 TEST(Search, FindsTheSameShardedLayersWithoutPruning) {
   const std::vector<std::string> few{"model.num_hidden_layers=4", "train.global_batch=8", "optimizer.offload=false"};
   expect_same_without_pruning(few, 4, 10, "memory.offload=[\"layer_input\"]");
-  expect_same_without_pruning(few, 8, 4.7, "parallel.fsdp=true");  // with etp up to 8
+  expect_same_without_pruning(few, 8, 4.85, "parallel.fsdp=true");  // with etp up to 8
 }
 
 // With less memory the search recomputes more, and no subset of its choice would fit.
