@@ -56,6 +56,10 @@ struct PrecisionSpec {
   // Not a key: whether a GPU of the run has kernels for FP8 products; only Hopper has, with run.kernels = "auto".
   // Without them fp8_tensor is emulated.
   bool has_f8_kernels = true;
+  // Returns whether the products of weight gradients have operands of the dtype of computation.
+  bool has_plain_dw() const {
+    return recipe == PrecisionRecipe::none || weight_gradients == WeightGradientPrecision::compute;
+  }
   bool operator==(const PrecisionSpec&) const = default;
 };
 

@@ -164,7 +164,7 @@ void check_grad(const RunSpec& s) {
       origin(s, "optimizer.fuse_grad"));
   if (s.model.num_moe_layers() == 0) refuse_idle(s, "optimizer.fuse_grad", "the model has no MoE layer; remove it");
   if (s.lora.is_on()) refuse_idle(s, "optimizer.fuse_grad", "with lora.rank no weights of experts train; remove it");
-  if (s.precision.recipe != PrecisionRecipe::none && s.precision.weight_gradients == WeightGradientPrecision::recipe)
+  if (!s.precision.has_plain_dw())
     refuse_idle(
         s, "optimizer.fuse_grad",
         "products with quantised operands write f32 gradients; set precision.weight_gradients = \"compute\", or "

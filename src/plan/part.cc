@@ -307,11 +307,7 @@ class DryStage {
                     .biases_router = spec_.model.router_bias});
   }
   // Returns whether Hopper's bf16 kernel stores the gradients of expert weights (ops/experts/sm90/expert_wgrad.cu).
-  bool clears_experts() const {
-    const PrecisionSpec& p = spec_.precision;
-    const bool is_plain = p.recipe == PrecisionRecipe::none || p.weight_gradients == WeightGradientPrecision::compute;
-    return is_plain && p.compute == DType::bf16;
-  }
+  bool clears_experts() const { return spec_.precision.has_plain_dw() && spec_.precision.compute == DType::bf16; }
 
   const EngineSpec& spec_;
   ThreadPool& pool_;

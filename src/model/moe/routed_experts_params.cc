@@ -119,9 +119,7 @@ int64_t first_b2_column(const LayerContext& c) {
 }
 
 const Param& declare_expert_weights(const LayerContext& c, ParamSpec spec, int64_t max_tokens) {
-  const bool is_plain_dw =
-      c.precision.recipe == PrecisionRecipe::none || c.precision.weight_gradients == WeightGradientPrecision::compute;
-  const bool can_fuse = max_tokens == c.stream_rows() && is_plain_dw;
+  const bool can_fuse = max_tokens == c.stream_rows() && c.precision.has_plain_dw();
   return c.params.declare(stored_first(held_as_weights(c, std::move(spec))), can_fuse);
 }
 

@@ -1,11 +1,6 @@
 #include "plan/cost/usual_machine.h"
 
 namespace moebius {
-namespace {
-
-constexpr int64_t kRanksOfAHost = 8;
-
-}  // namespace
 
 PlanMachine usual_machine(bool is_gpu, double rank_host_bytes) {
   PlanMachine m{.name = is_gpu ? "a GPU" : "a CPU", .is_gpu = is_gpu};

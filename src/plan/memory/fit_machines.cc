@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "device/device.h"
+#include "plan/cost/usual_machine.h"
 
 namespace moebius {
 
@@ -11,7 +12,6 @@ FitMachines fit_machine(DeviceKind device, int64_t ranks) {
   FitMachines m{.gpus = gpu_kinds(device, ranks)};
   const auto gpus = static_cast<int64_t>(gpus_found().visible.size());
   if (gpus == 0) return m;
-  constexpr int64_t kRanksOfAHost = 8;
   constexpr double kGiB = 1073741824.0, kStep = 16 * kGiB;
   const auto sharing = static_cast<double>(std::max(gpus, std::min(ranks, kRanksOfAHost)));
   m.rank_host_bytes =

@@ -13,11 +13,12 @@ void note_portable(const Stream& s, const char* op, const Tensor& q, const Tenso
   if (q.dim(2) % 8 != 0 || v.dim(2) % 8 != 0)
     return note_odd_rows(s, op, q.dtype, q.dim(2) % 8 != 0 ? q.dim(2) : v.dim(2));
   if (!uses_hopper_kernels(s) || v.empty()) return;
-  note_fallback_kernel(s, op,
-                       fmt::format("portable kernels, since the Hopper kernels take heads of 64 and of 128, of 192 "
-                                   "with values of 128, and in backward passes whose sums fit of 96 and of 256; got "
-                                   "{} with values of {}",
-                                   q.dim(2), v.dim(2)));
+  note_fallback_kernel(
+      s, op,
+      fmt::format("portable kernels, since the Hopper kernels take heads of 64 and of 128, of 192 "
+                  "with values of 128, and of 96 and of 256 in a backward pass whose scratch fits; got {} "
+                  "with values of {}",
+                  q.dim(2), v.dim(2)));
 }
 
 // Refuses sizes that our own kernels cannot index.

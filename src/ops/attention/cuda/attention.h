@@ -5,8 +5,8 @@
 //
 // sm80: bf16 of any width up to 256, any mask of the header: mma.sync.
 //
-// sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header, and most backward passes of width 96
-// and 256: wgmma and the tensor copy engine.
+// sm90: bf16 of width 64, 128, and 192 with values of 128, any mask of the header, and the backward passes of width 96
+// and 256 that sm90_takes() accepts: wgmma and the tensor copy engine.
 //
 // cuDNN: causal attention without documents, whole or in parts, where attention_choice.h says that it is faster.
 //
