@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "ops/quantize/mx_rows.h"
 #include "ops/quantize/quantize.h"
 
 namespace moebius {
@@ -141,6 +142,14 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
   if (emulates) {
     const int64_t R = rows.token_R.empty() || !transposed ? x.dim(0) : rows.token_R.numel();
     values = c.stack.alloc({R, x.dim(1)}, x.dtype);
+  }
+  if (emulates && format.layout == ScaleLayout::mx_blocks && !stats_5_) {
+    mx_round(c.stream, {.y_RC = values,
+                        .x_NC = x,
+                        .offsets_e1 = rows.offsets_e1,
+                        .token_R = transposed ? rows.token_R : Tensor{},
+                        .blocks_of_rows = transposed});
+    return values;
   }
   std::optional<StackScope> until_dequantised;
   if (emulates) until_dequantised.emplace(c.stack);

@@ -1,9 +1,11 @@
 // Replaces the CUDA backend of these ops in a build without it.
 #include "ops/missing_backend.h"
+#include "ops/quantize/mx_rows.h"
 #include "ops/quantize/quantize_backends.h"
 
 namespace moebius::cuda {
 
+void mx_round(Stream&, const MxRound&) { missing_cuda("mx_round"); }
 void block_magnitudes(Stream&, const BlockMagnitudes&) { missing_cuda("block_magnitudes"); }
 void quantize_shard(Stream&, const QuantizeShard&) { missing_cuda("quantize_shard"); }
 void quantize(Stream&, const Quantize&) { missing_cuda("quantize"); }
