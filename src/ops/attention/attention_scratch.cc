@@ -87,8 +87,6 @@ int64_t sm90_scratch_bytes(const AttentionBwd& a) {
   return sm90_sums_bytes(a) + sm90_path_bytes(ds_sizes(a), sm90_path(a));
 }
 
-bool sm90_has_scratch(const AttentionBwd& a) { return a.scratch.num_bytes() >= sm90_scratch_bytes(a); }
-
 // Plans without a GPU count for Hopper. So Hopper has the small workspace that the forward pass has elsewhere.
 int64_t scratch_bytes(const AttentionFwd& a, const GpuKernels& on) {
   return !on.are_portable() && cudnn_is_chosen_elsewhere(a) ? cudnn_scratch_bytes(a) : 0;

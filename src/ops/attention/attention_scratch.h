@@ -43,11 +43,8 @@ int64_t sm80_scratch_bytes(const AttentionBwd& a);
 // each (attention_slices.h), for the calls that it supports.
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
-// Returns the bytes of scratch with which Hopper's backward pass is fastest: sm90_sums_bytes() + sm90_path_bytes(). With
-// less, down to 8 bytes for each row and head, it recomputes scores. With heads of 128 its sums then have another order.
-// Heads of 96 and of 256 then have the portable kernels.
+// Returns the bytes of scratch that Hopper's backward pass needs: sm90_sums_bytes() + sm90_path_bytes().
 int64_t sm90_scratch_bytes(const AttentionBwd& a);
-bool sm90_has_scratch(const AttentionBwd& a);
 // Returns the bytes for the sums of each row and head, a multiple of 256.
 int64_t sm90_sums_bytes(const AttentionBwd& a);
 // Returns the bytes that a path needs in addition to the sums of rows.

@@ -67,17 +67,10 @@ void attention_bwd(Stream& s, const AttentionBwd& a) {
     check_may_be_own("attention_bwd", a);
   }
   check_sizes("attention_bwd", a.q_THd, a.v_TGd, a.batch);
-  const bool has_only_path = only_path(a.q_THd.dim(2)) != AttentionBwdPath::chosen;
-  const bool takes = uses_hopper_kernels(s) && sm90_takes(a),
-             is_sm90 = takes && (!has_only_path || sm90_has_scratch(a));
-  MOEBIUS_CHECK(usage, takes || a.path == AttentionBwdPath::chosen,
+  const bool is_sm90 = uses_hopper_kernels(s) && sm90_takes(a);
+  MOEBIUS_CHECK(usage, is_sm90 || a.path == AttentionBwdPath::chosen,
                 "attention_bwd: a path was asked for, and the Hopper kernels do not take q {} here; leave the path out",
                 to_string(a.q_THd));
-  MOEBIUS_CHECK(
-      usage, is_sm90 || a.path == AttentionBwdPath::chosen,
-      "attention_bwd: a path was asked for, and q {} has {} bytes of scratch; its only path needs {}; give it "
-      "as many, or leave the path out",
-      to_string(a.q_THd), a.scratch.num_bytes(), sm90_scratch_bytes(a));
   if (a.q_THd.dtype != DType::bf16) return generic_attention_bwd(s, a);
   if (is_sm90) return sm90_attention_bwd(s, a);
   note_portable(s, "attention_bwd", a.q_THd, a.v_TGd);

@@ -112,9 +112,7 @@ void sm90_attention_bwd(Stream& s, const AttentionBwd& a) {
   else
     launch_row_sums<128>(s, a, sums);
   const DsSizes z = ds_sizes(a);
-  AttentionBwdPath path = sm90_path(a);
-  // With scratch for the sums of rows alone nothing is kept: where other kernels were to take the call.
-  if (!sm90_has_scratch(a)) path = AttentionBwdPath::recomputed;
+  const AttentionBwdPath path = sm90_path(a);
   if (path == AttentionBwdPath::one_kernel)
     return sm90_fused_bwd(s, a, sums, fused_plan(z, kMaxDqBytes, kMaxDsBytes),
                           static_cast<unsigned char*>(a.scratch.data) + sm90_sums_bytes(a));
