@@ -181,7 +181,8 @@ TEST_F(EightBits, ActivationsAreRounded) {
   const int64_t plain = saved_bytes("precision.activations=compute");
   EXPECT_EQ(plain - saved_bytes(saved, "memory.recompute=[]"), 2 * 64 * 16);
   EXPECT_EQ(saved_bytes(saved), saved_bytes(saved, "memory.recompute=[\"norm\"]"));
-  EXPECT_EQ(plain - saved_bytes(saved), saved_bytes("memory.recompute=[]") - saved_bytes("memory.recompute=[\"norm\"]") + 2 * 64 * 16);
+  EXPECT_EQ(plain - saved_bytes(saved),
+            saved_bytes("memory.recompute=[]") - saved_bytes("memory.recompute=[\"norm\"]") + 2 * 64 * 16);
   EXPECT_EQ(saved_bytes(saved, "memory.offload=[\"norm\"]"), saved_bytes(saved)) << "they are on the host";
 }
 

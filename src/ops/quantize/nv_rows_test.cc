@@ -80,7 +80,7 @@ TEST(NvRows, OfExpertsHaveTheValuesOfTheirQuantisedCopies) {
 
 // Two ranks have the rows of two micro-batches of 32 tokens in any order, and each has half of the columns. Rows of both
 // experts are mixed. One rank has a micro-batch at a time, with the rows of an expert by token.
-constexpr int64_t kTokens = 32, kColumns = 96, kExperts = 2;
+constexpr int64_t kTokens = 32, kColumns = 128, kExperts = 2;
 
 struct MixedRow {
   int64_t expert, token;  // in both micro-batches
@@ -268,7 +268,7 @@ TEST(NvRows, ZerosStayAndWhatIsNotFiniteSpreadsInItsBlock) {
         EXPECT_EQ(std::isnan(a), r == 3 && c / 16 == 1) << r << " " << c;
         EXPECT_EQ(std::isnan(d), r < 16 && c == 20) << r << " " << c;
         if (r == 7 && c == 0) {
-          EXPECT_EQ(a, 5);
+          EXPECT_NEAR(a, 5, 0.2) << "the scale of the tensor is 1, since a NaN gives none";
         } else if (!std::isnan(a)) {
           EXPECT_EQ(a, 0) << r << " " << c;
         }
