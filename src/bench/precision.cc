@@ -8,17 +8,21 @@
 #include "device/gpu_limits.h"
 #include "model/catalog.h"
 #include "model/layers/linear.h"
+#include "model/moe/chunked_experts.h"
 #include "model/moe/routed_experts.h"
 #include "ops/elementwise/elementwise.h"
 
 namespace moebius {
 namespace {
 
+int64_t rows_of_micro_batch(const RunSpec& run) { return run.train.micro_batch * run.train.seq_len; }
+int64_t chunk_of_experts(const RunSpec& run) { return expert_chunk(rows_of_micro_batch(run), run.lora); }
+
 // A layer with its own memory plan. Subclasses declare their tensors, and then call bind().
 class TimedLayer {
  public:
-  TimedLayer(const RunSpec& run, const PrecisionSpec& precision)
-      : run_(run), precision_(precision), shape_{.batch = run.train.micro_batch, .seq = run.train.seq_len} {
+  TimedLayer(const RunSpec& run, const PrecisionSpec& precision, const BatchShape& shape)
+      : run_(run), precision_(precision), shape_(shape) {
     batch_.training = true;
     declare_micro_batch(plan_, shape_, batch_);
   }
@@ -119,7 +123,8 @@ class TimedLayer {
 class TimedProjection final : public TimedLayer {
  public:
   TimedProjection(const RunSpec& run, const PrecisionSpec& precision, BenchDevice& device, ParamSpec spec)
-      : TimedLayer(run, precision), linear_(context(), spec) {
+      : TimedLayer(run, precision, {.batch = run.train.micro_batch, .seq = run.train.seq_len}),
+        linear_(context(), spec) {
     declare(x_, {rows(), spec.shape[1]});
     declare(y_, {rows(), spec.shape[0]});
     bind(device, {&x_, &y_});
@@ -137,13 +142,13 @@ class TimedProjection final : public TimedLayer {
   Tensor x_, y_;  // a gradient has the memory of its activation
 };
 
-// The routed experts of a layer, with an even route.
+// The routed experts of a layer, with an even route. They compute one chunk of a micro-batch: all chunks are as large.
 class TimedExperts final : public TimedLayer {
  public:
   TimedExperts(const RunSpec& run, const PrecisionSpec& precision, BenchDevice& device, const std::string& prefix)
-      : TimedLayer(run, precision),
-        shape_{.batch = run.train.micro_batch,
-               .seq = run.train.seq_len,
+      : TimedLayer(run, precision, {.batch = 1, .seq = chunk_of_experts(run)}),
+        shape_{.batch = 1,
+               .seq = chunk_of_experts(run),
                .D = run.model.hidden_size,
                .E = run.model.num_experts,
                .K = run.model.top_k},
@@ -213,13 +218,13 @@ std::unique_ptr<TimedLayer> make_timed(const RunSpec& run, const PrecisionSpec& 
   return std::make_unique<TimedProjection>(run, precision, device, spec);
 }
 
-// The mean over the micro-batches of a step.
-PassTimes time_step(TimedLayer& layer, BenchDevice& device, int64_t micro_batches) {
+// The mean over the micro-batches of a step. The layer computes a micro-batch in so many chunks, and is one of them.
+PassTimes time_step(TimedLayer& layer, BenchDevice& device, int64_t micro_batches, int64_t chunks) {
   PassTimes t = layer.time(device, /*first_of_step=*/true);
-  if (micro_batches == 1) return t;
+  if (micro_batches * chunks == 1) return t;
   const PassTimes later = layer.time(device, /*first_of_step=*/false);
-  const auto n = static_cast<double>(micro_batches);
-  const auto mean = [&](double of_first, double of_later) { return (of_first + (n - 1) * of_later) / n; };
+  const auto n = static_cast<double>(micro_batches), all = static_cast<double>(micro_batches * chunks);
+  const auto mean = [&](double of_first, double of_later) { return (of_first + (all - 1) * of_later) / n; };
   return {.forward_ms = mean(t.forward_ms, later.forward_ms),
           .backward_input_ms = mean(t.backward_input_ms, later.backward_input_ms),
           .backward_weight_ms = mean(t.backward_weight_ms, later.backward_weight_ms)};
@@ -227,7 +232,7 @@ PassTimes time_step(TimedLayer& layer, BenchDevice& device, int64_t micro_batche
 
 // Returns the rows of a product in a micro-batch; for experts, the even share of one.
 int64_t rows_of(const RunSpec& run, const Timed& what) {
-  const int64_t T = run.train.micro_batch * run.train.seq_len;
+  const int64_t T = rows_of_micro_batch(run);
   return what.spec.kind == ParamKind::experts ? T * run.model.top_k / run.model.num_experts : T;
 }
 
@@ -244,18 +249,20 @@ PrecisionLine time_line(const RunSpec& run, BenchDevice& device, const Timed& wh
                      .rows = rows_of(run, what),
                      .count = what.count,
                      .is_kept = what.is_kept};
+  const int64_t chunks = what.spec.kind == ParamKind::experts ? rows_of_micro_batch(run) / chunk_of_experts(run) : 1;
   const PrecisionSpec plain{.compute = run.precision.compute};
-  line.plain = time_step(*make_timed(run, plain, device, what), device, micro_batches);
+  line.plain = time_step(*make_timed(run, plain, device, what), device, micro_batches, chunks);
   if (what.is_kept) return line;
   {
     const std::unique_ptr<TimedLayer> quantised = make_timed(run, run.precision, device, what);
-    line.quantised = time_step(*quantised, device, micro_batches);
+    line.quantised = time_step(*quantised, device, micro_batches, chunks);
     line.weights_ms = quantised->time_weights(device);
   }
   if (run.precision.weight_gradients == WeightGradientPrecision::compute) return line;
   PrecisionSpec input_alone = run.precision;
   input_alone.weight_gradients = WeightGradientPrecision::compute;
-  move_to_backward_weight(line.quantised, make_timed(run, input_alone, device, what)->time_input(device));
+  const double input_ms = make_timed(run, input_alone, device, what)->time_input(device);
+  move_to_backward_weight(line.quantised, static_cast<double>(chunks) * input_ms);
   return line;
 }
 
@@ -290,7 +297,7 @@ PrecisionBench bench_precision(const RunSpec& asked, int64_t runs) {
   BenchDevice device(run.device, static_cast<int>(run.threads), runs, run.kernels);
   if (run.device == DeviceKind::cuda) run.precision.has_f8_kernels = uses_hopper_kernels(device.stream());
   PrecisionBench bench{.recipe = run.precision.recipe,
-                       .rows = run.train.micro_batch * run.train.seq_len,
+                       .rows = rows_of_micro_batch(run),
                        .micro_batches = run.train.global_batch / run.train.micro_batch};
   for (const Timed& what : timed_products(run))
     bench.lines.push_back(time_line(run, device, what, bench.micro_batches));

@@ -19,6 +19,8 @@ namespace moebius {
 // backward_input and both passes run in turns, and backward_weight is the median of the differences between two runs
 // that follow each other. Where noise makes that negative, it is 0.
 // backward_weight is a mean over the micro-batches of a step, the first of which stores what the others add.
+// Experts that compute a micro-batch in chunks (model/moe/chunked_experts.h) are timed with one chunk. Their times are
+// those of all chunks, without the index of rows that each chunk makes.
 struct PassTimes {
   double forward_ms = 0, backward_input_ms = 0, backward_weight_ms = 0;
   double total_ms() const { return forward_ms + backward_input_ms + backward_weight_ms; }

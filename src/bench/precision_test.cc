@@ -65,6 +65,20 @@ TEST(BenchPrecision, TimesEveryRecipe) {
   }
 }
 
+// A micro-batch of 65536 tokens is two chunks. Each of them has a time of its own for weight gradients.
+TEST(BenchPrecision, TimesAllPassesOfExpertsInChunks) {
+  const PrecisionBench bench =
+      bench_precision(run_of({"precision.recipe=mxfp8", "precision.keep=[\"*.self_attn.*\"]", "train.seq_len=16384",
+                              "train.micro_batch=4", "train.global_batch=4", "model.max_position_embeddings=16384"}),
+                      1);
+  const PrecisionLine& experts = line_of(bench, "experts");
+  for (const PassTimes& t : {experts.plain, experts.quantised}) {
+    EXPECT_GT(t.forward_ms, 0);
+    EXPECT_GT(t.backward_input_ms, 0);
+    EXPECT_GT(t.backward_weight_ms, 0);
+  }
+}
+
 // Experts save what backward reads in 8 bits, and each of the two micro-batches is timed.
 TEST(BenchPrecision, TimesActivationsInEightBits) {
   const PrecisionBench bench =

@@ -211,6 +211,13 @@ void balance_by_bias(RunSpec& spec) {
   spec.provenance["model.expert_bias"] = "moe.balance";
 }
 
+// Layers that keep pre-activations in 8 bits recompute the outputs of their norms too, unless a key says otherwise:
+// these are the largest tensors that would stay, and recomputing them is one pass over memory.
+void recompute_norms(RunSpec& spec) {
+  if (spec.precision.activations != PrecisionChoice::recipe || spec.provenance.contains("memory.recompute")) return;
+  spec.memory.recompute.norm = !spec.memory.offload.covers(&RecomputeSpec::norm);
+}
+
 // Returns the origin of a model key's value: its own entry, or that of another spelling of the property.
 std::string model_origin(const RunSpec& spec, const json& config, const HfKey& key) {
   const auto property = [](const HfKey& k) { return k.written_as.empty() ? k.name : k.written_as; };
@@ -242,6 +249,7 @@ void resolve_model(RunSpec& spec, const std::string& name) {
   if (!from_config) spec.model.source = {};
   balance_by_bias(spec);
   take_tokenizer_of_model(spec);
+  recompute_norms(spec);
   fill_provenance(spec);
   // The source holds the whole spec from here on, so that it reads back to the same spec.
   if (from_config) spec.model.source = hf_from_model_spec(spec.model);

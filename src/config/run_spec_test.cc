@@ -242,6 +242,24 @@ TEST(Load, FilesThatCannotBeRead) {
               HasSubstr("/config.json: model_type must be one of"));
 }
 
+// Without the key, layers whose activations are in 8 bits recompute the outputs of their norms.
+TEST(Parse, ActivationsInEightBitsRecomputeNorms) {
+  const auto recomputes = [](std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"precision.recipe=fp8_block"});
+    const RunSpec spec = parse(sets);
+    EXPECT_EQ(read_back(spec, false).memory, spec.memory);
+    return spec.memory.recompute.norm;
+  };
+  const std::string saved = "precision.activations=recipe";
+  EXPECT_TRUE(recomputes({saved}));
+  EXPECT_FALSE(recomputes({}));
+  EXPECT_FALSE(recomputes({saved, "memory.recompute=[]"}));
+  EXPECT_FALSE(recomputes({saved, "memory.recompute=[\"qkv\"]"}));
+  EXPECT_FALSE(recomputes({saved, "memory.recompute=auto", "memory.fit=1GiB"})) << "it is chosen";
+  EXPECT_FALSE(recomputes({saved, "memory.offload=[\"norm\"]"})) << "they are kept on the host";
+  EXPECT_EQ(parse({"precision.recipe=fp8_block", saved}).provenance.at("memory.recompute"), "default");
+}
+
 TEST(Load, TheTokenizerOfAModelsFolderIsTheDefault) {
   const ConfigFolder folder("{\"model_type\": \"mixtral\"}");
   const std::string hf = "model.hf=" + folder.path();

@@ -170,7 +170,7 @@ class Space {
   void add_batches(ParallelSpec p) {
     const OffloadChoice offload = offload_choices(run_, limits_)[0];
     const NamedLayout& named = limits_.named;
-    MemoryChoice memory{.recompute = named.recompute ? run_.memory.recompute : RecomputeSpec{},
+    MemoryChoice memory{.recompute = run_.memory.recompute,
                         .activations = run_.memory.offload,
                         .expert_rows = row_budgets(run_, p, limits_)[0],
                         .offload = offload.offload,

@@ -11,7 +11,7 @@ namespace moebius {
 struct ProductPrecision::Format {
   DType element;
   ScaleLayout layout;
-  bool square = false, hadamard = false, stochastic = false;
+  bool square = false, stochastic = false;
 };
 
 struct ProductPrecision::Formats {
@@ -22,13 +22,12 @@ const ProductPrecision::Formats& ProductPrecision::formats_of(PrecisionRecipe re
   using enum ScaleLayout;
   constexpr Format kRows{DType::f8_e4m3, row_blocks}, kSquare{DType::f8_e4m3, square_blocks},
       kTensor{DType::f8_e4m3, per_tensor}, kWide{DType::f8_e5m2, per_tensor}, kMx{DType::f8_e4m3, mx_blocks};
-  constexpr auto nv = [](bool square, bool hadamard, bool stochastic) {
-    return Format{DType::f4_e2m1, nv_blocks, square, hadamard, stochastic};
+  constexpr auto nv = [](bool square, bool stochastic) {
+    return Format{DType::f4_e2m1, nv_blocks, square, stochastic};
   };
   static constexpr Formats kBlock{kRows, kSquare, kRows, kSquare, kRows},
       kPerTensor{kTensor, kTensor, kWide, kTensor, kWide}, kMxfp8{kMx, kMx, kMx, kMx, kMx},
-      kNvfp4{nv(false, false, false), nv(true, false, false), nv(false, false, true), nv(false, true, false),
-             nv(false, true, true)};
+      kNvfp4{nv(false, false), nv(true, false), nv(false, true), nv(false, false), nv(false, true)};
   switch (recipe) {
     case PrecisionRecipe::none:
       break;
@@ -85,10 +84,10 @@ Operand form_of(const Shape& shape, DType element, ScaleLayout layout, bool tran
   return q;
 }
 
-// x = the values of q, in the rows and columns of the matrix that was quantised. hadamard: q was made with the transform.
-void fill(Stream& s, const Tensor& x, const Operand& q, const Tensor& offsets_e1 = {}, bool hadamard = false) {
+// x = the values of q, in the rows and columns of the matrix that was quantised.
+void fill(Stream& s, const Tensor& x, const Operand& q, const Tensor& offsets_e1 = {}) {
   if (q.transposed)
-    dequantize_transposed(s, {.x_RC = x, .q = q, .offsets_e1 = offsets_e1, .hadamard = hadamard});
+    dequantize_transposed(s, {.x_RC = x, .q = q, .offsets_e1 = offsets_e1});
   else
     dequantize(s, {.x = x, .q = q});
 }
@@ -124,9 +123,8 @@ void ProductPrecision::measure(Stream& s, const Tensor& own_1, const Tensor& x, 
   const Tensor& from = apart ? rows.measured : x;
   const RowGroups of = apart ? RowGroups{} : rows;
   const bool turned = transposed && !apart;
-  Quantize q = quantize_of(form_of(shape_of_copy(from, of, turned), format.element, format.layout, turned), from, of);
-  q.hadamard = format.hadamard && turned;
-  largest_magnitudes(s, {.bits_e = own_1, .of = q});
+  const Operand form = form_of(shape_of_copy(from, of, turned), format.element, format.layout, turned);
+  largest_magnitudes(s, {.bits_e = own_1, .of = quantize_of(form, from, of)});
 }
 
 Tensor ProductPrecision::exchange(const QuantizeContext& c, Group& ranks, const Tensor& own_B) const {
@@ -137,6 +135,7 @@ Tensor ProductPrecision::exchange(const QuantizeContext& c, Group& ranks, const 
 
 Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows,
                                     const Format& format, bool transposed, Magnitudes known) const {
+  if (rounds_rows()) return rounded(c, x, rows, {.of_dw = transposed, .draws = format.stochastic});
   const bool emulates = this->emulates(c.stream);
   Tensor values;
   if (emulates) {
@@ -162,23 +161,18 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
     known.all_WB = exchange(c, *ranks_.rows, own_1);
   }
   Quantize op = quantize_of(q, x, rows);
-  op.square = format.square;
-  op.hadamard = format.hadamard;
   if (stats_5_) op.stats_5 = *stats_5_;
   op.magnitude_WB = known.all_WB;
   op.first_matrix = known.first;
-  if (format.stochastic) {
-    op.stochastic = {
-        .draw_2 = c.draw_2, .seed = seed_, .key = key_, .first_group = experts_.first, .num_groups = experts_.all};
-  }
   quantize(c.stream, op);
   if (!emulates) return q;
-  fill(c.stream, values, q, rows.offsets_e1, format.hadamard);
+  fill(c.stream, values, q, rows.offsets_e1);
   return values;
 }
 
 std::pair<Operand, Operand> ProductPrecision::for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& dy_rows,
                                                      Tensor x_TC, const RowGroups& x_rows) const {
+  if (!has_plain_dw() && rounds_rows()) return rounded_for_dw(c, dy_TC, dy_rows, x_TC, x_rows);
   if (has_plain_dw() || !ranks_.rows) {
     const Operand dy = dy_for_dw(c, dy_TC, dy_rows);
     return {dy, x_for_dw(c, x_TC, x_rows)};

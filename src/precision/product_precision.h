@@ -13,9 +13,10 @@
 // NVFP4 (arXiv 2509.25149). x of dW has square blocks here alone (docs/design/numerics.md).
 //
 // Hopper GPUs have products for fp8_block and fp8_tensor. The other recipes are emulated on GPUs, and so is fp8_tensor
-// on other GPUs and for products that their kernels do not take (GpuProducts). An operand is then quantised, and returned as a plain tensor of
-// the dtype of x that has the quantised values. In bf16 these are exact, but for those of nvfp4, whose f32 scale of the
-// tensor makes them numbers that are rounded. Copies of w stay quantised.
+// on other GPUs and for products that their kernels do not take (GpuProducts). CPUs emulate nvfp4 alone. An operand is
+// then quantised, and returned as a plain tensor of the dtype of x that has the quantised values. In bf16 these are
+// exact, but for those of nvfp4, whose f32 scale of the tensor makes them numbers that are rounded. Copies of w stay
+// quantised; rows of nvfp4 are rounded in one pass (ops/quantize/nv_rows.h).
 #pragma once
 
 #include <utility>
@@ -25,6 +26,7 @@
 #include "core/arena.h"
 #include "core/quantized.h"
 #include "device/device.h"
+#include "ops/quantize/nv_rows.h"
 
 namespace moebius {
 
@@ -38,8 +40,13 @@ struct QuantizeContext {
 // Rows of x and dy that are sorted by expert, as in Quantize (ops/quantize/quantize.h). Empty: no experts.
 struct RowGroups {
   Tensor offsets_e1, token_R;
-  // With ScaleRanks: where the largest magnitude is looked for, if that is not in the rows alone; may be empty.
+  // With ScaleRanks: where the largest magnitude is looked for, if that is not in the rows alone; may be empty. They are
+  // rows of the micro-batch of this rank.
   Tensor measured = {};
+  // nvfp4: the tokens of rows, as in NvRows (ops/quantize/nv_rows.h); may be empty. is_mixed: the rows of an expert may
+  // be of several micro-batches, and are not sorted by token; then index_N is set.
+  Tensor index_N = {}, source_R = {};
+  bool is_mixed = false;
 };
 
 // The experts of this rank: the first one, and the number of all experts. Stochastic rounding draws by global index.
@@ -52,6 +59,12 @@ struct ExpertRange {
 struct ScaleRanks {
   Group* rows = nullptr;     // the ranks that have rows or columns of x and dy
   Group* weights = nullptr;  // the ranks that have parts of w
+};
+
+// nvfp4: the places of rows and columns among those of all ranks.
+struct WholePlaces {
+  int64_t num_batches = 1, batch_tokens = 1;  // rows of experts are of so many micro-batches, of so many tokens each
+  WholeColumns dy_columns = {};
 };
 
 // Returns whether the recipe has scales that cover a whole tensor.
@@ -80,7 +93,8 @@ class ProductPrecision {
   // they exchange nothing.
   ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
                    WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe,
-                   const Tensor* stats_5 = nullptr, GpuProducts gpu = GpuProducts::emulated, ScaleRanks ranks = {})
+                   const Tensor* stats_5 = nullptr, GpuProducts gpu = GpuProducts::emulated, ScaleRanks ranks = {},
+                   const WholePlaces& places = {})
       : recipe_(recipe),
         seed_(seed),
         key_(key),
@@ -88,7 +102,8 @@ class ProductPrecision {
         weight_gradients_(weight_gradients),
         stats_5_(stats_5),
         gpu_(gpu),
-        ranks_(scales_whole_tensors(recipe) ? ranks : ScaleRanks{}) {}
+        ranks_(scales_whole_tensors(recipe) ? ranks : ScaleRanks{}),
+        places_(places) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
@@ -101,7 +116,8 @@ class ProductPrecision {
   // With WeightGradientPrecision::compute operands are the tensors themselves.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
-  // Returns both, {dy, x}. With ScaleRanks one message has the largest magnitudes of both.
+  // Returns both, {dy, x}. With ScaleRanks one message has the largest magnitudes of both. REQUIRES: rows of experts are
+  // the same tokens in both.
   std::pair<Operand, Operand> for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& dy_rows, Tensor x_TC,
                                      const RowGroups& x_rows) const;
 
@@ -126,7 +142,9 @@ class ProductPrecision {
   bool has_plain_dw() const { return is_plain() || weight_gradients_ == WeightGradientPrecision::compute; }
   bool is_plain() const { return recipe_ == PrecisionRecipe::none; }
   // Returns whether the products of a stream multiply the quantised values in the dtype of x.
-  bool emulates(const Stream& s) const { return is_emulated(recipe_, s.target(), gpu_); }
+  bool emulates(const Stream& s) const { return rounds_rows() || is_emulated(recipe_, s.target(), gpu_); }
+  // Returns whether rows are rounded by their tokens (RowGroups::index_N).
+  bool rounds_rows() const { return recipe_ == PrecisionRecipe::nvfp4; }
 
  private:
   struct Format;
@@ -148,6 +166,23 @@ class ProductPrecision {
   void measure(Stream& s, const Tensor& own_1, const Tensor& x, const RowGroups& rows, const Format& format,
                bool transposed) const;
   Tensor exchange(const QuantizeContext& c, Group& ranks, const Tensor& own_B) const;  // [W, B], on the step stack
+  // nvfp4 (product_precision_rows.cc). RowOrder: the rows of experts, sorted by token; empty: they are sorted.
+  struct RowOrder {
+    Tensor order_R, offsets_of_batches;
+  };
+  struct Rounding {
+    bool of_dw = false, draws = false;  // of_dw: blocks of 16 tokens, after the Hadamard transform
+  };
+  RowOrder order_of(const QuantizeContext& c, const RowGroups& rows) const;
+  int64_t num_batches(const RowGroups& rows) const { return rows.index_N.empty() ? 1 : places_.num_batches; }
+  NvRows nv_rows(const Tensor& x, const RowGroups& rows, bool of_dw, const RowOrder& order) const;
+  void measure_rows(const QuantizeContext& c, const Tensor& own_M, const Tensor& x, const RowGroups& rows, bool of_dw,
+                    const RowOrder& order) const;
+  void round_rows(const QuantizeContext& c, const Tensor& y_RC, const Tensor& x, const RowGroups& rows, Rounding how,
+                  const RowOrder& order, Magnitudes known) const;
+  Tensor rounded(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, Rounding how) const;
+  std::pair<Operand, Operand> rounded_for_dw(const QuantizeContext& c, const Tensor& dy_TC, const RowGroups& dy_rows,
+                                             const Tensor& x_TC, const RowGroups& x_rows) const;
   Operand weights_form(const Shape& w, bool transposed) const;
   Operand quantised_weights(const QuantizeContext& c, const Tensor& w, bool transposed) const;
 
@@ -159,6 +194,7 @@ class ProductPrecision {
   const Tensor* stats_5_ = nullptr;
   GpuProducts gpu_ = GpuProducts::emulated;
   ScaleRanks ranks_;
+  WholePlaces places_;
 };
 
 }  // namespace moebius

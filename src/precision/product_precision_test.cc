@@ -2,10 +2,12 @@
 
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "comm/transport/threads.h"
 #include "device/gpu_limits.h"
 #include "ops/cpu/testing.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_ref.h"
 #include "ops/quantize/quantize.h"
@@ -23,6 +25,10 @@ class ProductPrecisionTest : public ::testing::TestWithParam<PrecisionRecipe> {
  protected:
   Values values_of(const Operand& q) {
     Array x = Array::poisoned(q.data.shape, DType::f32);
+    if (q.is_plain()) {
+      copy(s_, x.tensor(), q.data);
+      return x.values();
+    }
     dequantize(s_, {.x = x.tensor(), .q = q});
     return x.values();
   }
@@ -190,11 +196,11 @@ TEST_P(ProductPrecisionTest, EmulatedOperandsHaveTheValuesOfTheCpu) {
     ASSERT_TRUE(emulated.is_plain()) << name;
     Array values = Array::poisoned(x.tensor().shape, DType::f32),
           copied = Array::poisoned(x.tensor().shape, DType::f32);
-    if (q.transposed)
-      dequantize_transposed(s_, {.x_RC = values.tensor(),
-                                 .q = q,
-                                 .offsets_e1 = q.shape()[0] > 96 ? rows.offsets_e1 : Tensor{},
-                                 .hadamard = GetParam() == PrecisionRecipe::nvfp4 && q.shape()[0] > 96});
+    if (q.is_plain())
+      copy(s_, values.tensor(), q.data);
+    else if (q.transposed)
+      dequantize_transposed(
+          s_, {.x_RC = values.tensor(), .q = q, .offsets_e1 = q.shape()[0] > 96 ? rows.offsets_e1 : Tensor{}});
     else
       dequantize(s_, {.x = values.tensor(), .q = q});
     copy_to_host(gpu, copied.tensor().data, emulated.data.data, copied.tensor().num_bytes());
@@ -246,7 +252,7 @@ TEST_P(ProductPrecisionTest, BackwardReadsTheWeightsOfForward) {
     const int64_t n = shape[rank - 2], m = shape[rank - 1];
     for (int64_t i = 0; i < shape.numel(); ++i) {
       const int64_t e = i / (n * m), row = i / m % n, col = i % m;
-      ASSERT_EQ(backward[e * n * m + col * n + row], forward[i]) << i;
+      ASSERT_EQ(back.transposed ? backward[e * n * m + col * n + row] : backward[i], forward[i]) << i;
     }
   }
 }
@@ -270,6 +276,7 @@ TEST_P(ProductPrecisionTest, WeightGradientsInComputeReadTheTensors) {
 // Two ranks share every tensor: each has half of the rows of its matrices, or of their columns.
 struct Halves {
   const char* name;
+  PrecisionRecipe recipe;
   bool are_columns;
   int of_largest;  // the half of x and of w that has their largest element; that of dy is in the other one
 };
@@ -314,16 +321,20 @@ void add_weights(NamedOperands& all, const ProductPrecision& p, const QuantizeCo
   for (Operand q : {p.w_form(w.shape), p.w_for_dx_form(w.shape)}) {
     q.data = c.stack.alloc(q.data.shape, q.data.dtype);
     q.scales = c.stack.alloc(q.scales.shape, q.scales.dtype);
+    if (q.layout == ScaleLayout::nv_blocks) q.tensor_scale = c.stack.alloc(q.tensor_scale.shape, DType::f32);
     p.quantise_weights(c.stream, q, w, all_We);
-    all.emplace_back(q.transposed ? "copy of w of dx" : "copy of w", q);
+    all.emplace_back(q.transposed ? "copy of w of dx" : "copy of w", p.for_products(c, q, w.dtype));
   }
 }
 
-NamedOperands operands_of(const ProductPrecision& p, const QuantizeContext& c, FourTensors& of) {
+NamedOperands operands_of(const ProductPrecision& p, const QuantizeContext& c, FourTensors& of,
+                          const RowGroups& rows = {}) {
   const Tensor x = of[0].tensor(), dy = of[1].tensor();
-  NamedOperands all{
-      {"x", p.x(c, x)}, {"dy", p.dy(c, dy)}, {"x of dw", p.x_for_dw(c, x)}, {"dy of dw", p.dy_for_dw(c, dy)}};
-  const auto [both_dy, both_x] = p.for_dw(c, dy, {}, x, {});
+  NamedOperands all{{"x", p.x(c, x, rows)},
+                    {"dy", p.dy(c, dy, rows)},
+                    {"x of dw", p.x_for_dw(c, x, rows)},
+                    {"dy of dw", p.dy_for_dw(c, dy, rows)}};
+  const auto [both_dy, both_x] = p.for_dw(c, dy, rows, x, rows);
   all.insert(all.end(), {{"dy of both for dw", both_dy}, {"x of both for dw", both_x}});
   add_weights(all, p, c, of[2].tensor());
   add_weights(all, p, c, of[3].tensor());
@@ -331,8 +342,9 @@ NamedOperands operands_of(const ProductPrecision& p, const QuantizeContext& c, F
 }
 
 struct CpuDevice {
-  QuantizeContext context() { return {s, stack, {}}; }
+  QuantizeContext context() { return {s, stack, draw.tensor()}; }
 
+  Array draw = Array::of({2}, DType::i64, {3, 0});
   std::vector<char> memory = std::vector<char>(4 << 20);
   ThreadPool pool{1};
   Stream s{DeviceKind::cpu, pool};
@@ -342,33 +354,45 @@ struct CpuDevice {
 class OperandsOfTwoRanks : public ::testing::TestWithParam<Halves> {};
 
 // The largest element is far above those of the other half, whose own scale would be smaller. A half that had it would
-// have other bytes in all of its elements. The largest elements of x and dy differ too, since one message has both.
+// have other bytes in all of its elements. Draws are those of the whole too. The largest elements of x and dy differ too, since one message has both.
 TEST_P(OperandsOfTwoRanks, HaveTheBytesOfTheWhole) {
   const Halves& c = GetParam();
-  const Shape shapes[] = {{256, 64}, {256, 48}, {48, 64}, {3, 48, 64}};
+  const Shape shapes[] = {{256, 64}, {256, 96}, {96, 64}, {3, 96, 64}};
   const Values values[] = {
       with_largest(shapes[0], 1, 3000, c.of_largest), with_largest(shapes[1], 2, 40, 1 - c.of_largest),
       with_largest(shapes[2], 3, 3000, c.of_largest), with_largest(shapes[3], 4, 3000, c.of_largest)};
   CpuDevice one;
   FourTensors whole;
   for (int i = 0; i < 4; ++i) whole[i] = Array::of(shapes[i], DType::bf16, values[i]);
-  const NamedOperands want = operands_of({PrecisionRecipe::fp8_tensor, 1, 2}, one.context(), whole);
+  const NamedOperands want = operands_of({c.recipe, 1, 2}, one.context(), whole);
   run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
     const std::unique_ptr<Group> ranks = world.make_group("ranks", {0, 1});
-    const ProductPrecision precision(PrecisionRecipe::fp8_tensor, 1, 2, {}, WeightGradientPrecision::recipe, nullptr,
-                                     GpuProducts::emulated, {.rows = ranks.get(), .weights = ranks.get()});
+    WholePlaces places;
+    if (c.are_columns) places.dy_columns = {.runs = {{{.here = 0, .whole = world.rank() * 48}}}, .count = 96};
+    const ProductPrecision precision(c.recipe, 1, 2, {}, WeightGradientPrecision::recipe, nullptr,
+                                     GpuProducts::emulated, {.rows = ranks.get(), .weights = ranks.get()}, places);
     CpuDevice device;
+    Values tokens(256);
+    std::iota(tokens.begin(), tokens.end(), c.are_columns ? 0 : 128 * world.rank());
+    Array index = Array::of({256}, DType::i32, tokens);
     FourTensors half;
     for (int i = 0; i < 4; ++i)
       half[i] = Array::of(half_shape(shapes[i], c.are_columns), DType::bf16,
                           half_of(values[i].data(), shapes[i], c.are_columns, world.rank()));
-    const NamedOperands got = operands_of(precision, device.context(), half);
+    const NamedOperands got = operands_of(precision, device.context(), half, {.index_N = index.tensor()});
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) {
       SCOPED_TRACE(fmt::format("{} on rank {}", got[i].first, world.rank()));
       const Operand &q = got[i].second, &all = want[i].second;
       const bool of_columns = c.are_columns != q.transposed;
       ASSERT_EQ(q.data.shape, half_shape(all.data.shape, of_columns));
+      if (c.recipe == PrecisionRecipe::nvfp4) {  // its products are emulated
+        ASSERT_EQ(q.data.dtype, DType::bf16);
+        const auto* numbers = static_cast<const uint16_t*>(q.data.data);
+        EXPECT_TRUE(std::vector(numbers, numbers + q.data.numel()) ==
+                    half_of(static_cast<const uint16_t*>(all.data.data), all.data.shape, of_columns, world.rank()));
+        continue;
+      }
       ASSERT_EQ(q.scales.shape, all.scales.shape);
       const auto* bytes = static_cast<const unsigned char*>(q.data.data);
       const auto* all_bytes = static_cast<const unsigned char*>(all.data.data);
@@ -380,10 +404,16 @@ TEST_P(OperandsOfTwoRanks, HaveTheBytesOfTheWhole) {
   });
 }
 
+constexpr auto kTensor = PrecisionRecipe::fp8_tensor, kNv = PrecisionRecipe::nvfp4;
 INSTANTIATE_TEST_SUITE_P(Splits, OperandsOfTwoRanks,
-                         ::testing::Values(Halves{"rows_largest_on_0", false, 0}, Halves{"rows_largest_on_1", false, 1},
-                                           Halves{"columns_largest_on_0", true, 0},
-                                           Halves{"columns_largest_on_1", true, 1}),
+                         ::testing::Values(Halves{"rows_largest_on_0", kTensor, false, 0},
+                                           Halves{"rows_largest_on_1", kTensor, false, 1},
+                                           Halves{"columns_largest_on_0", kTensor, true, 0},
+                                           Halves{"columns_largest_on_1", kTensor, true, 1},
+                                           Halves{"nvfp4_rows_largest_on_0", kNv, false, 0},
+                                           Halves{"nvfp4_rows_largest_on_1", kNv, false, 1},
+                                           Halves{"nvfp4_columns_largest_on_0", kNv, true, 0},
+                                           Halves{"nvfp4_columns_largest_on_1", kNv, true, 1}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(ProductPrecision, WithoutARecipeOperandsAreTheTensors) {

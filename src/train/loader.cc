@@ -212,6 +212,8 @@ void Loader::fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t co
                   {b, b < count, in_order_, positions_, seq_});
   batch.scalars.set_loss_scale(0, 1.0);
   batch.scalars.total_tokens = static_cast<double>(micro_batch_ * seq_);
+  // Ranks of dp read one after another; their order is all that evaluation needs.
+  batch.scalars.set_first_token(share_.dp_rank * micro_batch_ * seq_);
   batch.training = false;
 }
 

@@ -169,13 +169,21 @@ TEST_F(EightBits, ActivationsAreRounded) {
   EXPECT_EQ(losses("saved").front(), losses("compute").front());
   EXPECT_NE(losses("saved"), losses("compute"));
   EXPECT_NEAR(losses("saved").back(), losses("compute").back(), 0.02 * losses("compute").back());
-  const auto saved_bytes = [&](const std::string& set) {
-    const Ran ran = run_moebius(dir_, {"config", "run.toml", "--json", "--set", recipe, "--set", set});
+  const auto saved_bytes = [&](const std::string& set, const std::string& also = "") {
+    std::vector<std::string> args{"config", "run.toml", "--json", "--set", recipe, "--set", set};
+    if (!also.empty()) args.insert(args.end(), {"--set", also});
+    const Ran ran = run_moebius(dir_, args);
     EXPECT_EQ(ran.code, 0) << ran.err;
     return nlohmann::json::parse(ran.out).at("memory_bytes").at("saved").get<int64_t>();
   };
-  // 32 tokens with 2 rows each, in 2 layers: rows of 32 elements take 48 bytes instead of 64.
-  EXPECT_EQ(saved_bytes("precision.activations=compute") - saved_bytes(saved), 2 * 64 * 16);
+  // 32 tokens with 2 rows each, in 2 layers: rows of 32 elements take 48 bytes instead of 64. The outputs of both norms
+  // of a layer are not kept either, unless the recipe says so.
+  const int64_t plain = saved_bytes("precision.activations=compute");
+  EXPECT_EQ(plain - saved_bytes(saved, "memory.recompute=[]"), 2 * 64 * 16);
+  EXPECT_EQ(saved_bytes(saved), saved_bytes(saved, "memory.recompute=[\"norm\"]"));
+  EXPECT_EQ(plain - saved_bytes(saved),
+            saved_bytes("memory.recompute=[]") - saved_bytes("memory.recompute=[\"norm\"]") + 2 * 64 * 16);
+  EXPECT_EQ(saved_bytes(saved, "memory.offload=[\"norm\"]"), saved_bytes(saved)) << "they are on the host";
 }
 
 // Checkpoints hold f32 masters and moments, so a run may go on in another format, and its end may be in bf16.

@@ -25,6 +25,7 @@ PrecisionSpec precision_of(const LayoutModel& what) {
   if (!what.quantised) return precision;
   precision.recipe = what.recipe;
   precision.weight_gradients = what.weight_gradients;
+  precision.keep = what.keep;
   if (what.narrow_rows) precision.dispatch = PrecisionChoice::recipe;
   if (what.held_in_8_bits) precision.weights = PrecisionChoice::recipe;
   if (what.saved_in_8_bits) precision.activations = PrecisionChoice::recipe;

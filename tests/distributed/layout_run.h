@@ -41,11 +41,12 @@ struct LayoutModel {
   bool quantised = false;
   PrecisionRecipe recipe = PrecisionRecipe::fp8_block;
   WeightGradientPrecision weight_gradients = WeightGradientPrecision::compute;
-  uint64_t seed = 0;             // of the weights; 0: that of layout_seed
-  bool wide = false;             // the widths of quantised, which tensor cores take
-  bool narrow_rows = false;      // quantised: rows are sent to experts in 8 bits
-  bool held_in_8_bits = false;   // quantised: weights are held and exchanged in 8 bits
-  bool saved_in_8_bits = false;  // quantised: pre-activations are saved in 8 bits
+  std::vector<std::string> keep = {};  // quantised: patterns of parameters whose products are not
+  uint64_t seed = 0;                   // of the weights; 0: that of layout_seed
+  bool wide = false;                   // the widths of quantised, which tensor cores take
+  bool narrow_rows = false;            // quantised: rows are sent to experts in 8 bits
+  bool held_in_8_bits = false;         // quantised: weights are held and exchanged in 8 bits
+  bool saved_in_8_bits = false;        // quantised: pre-activations are saved in 8 bits
   auto operator<=>(const LayoutModel&) const = default;
 };
 

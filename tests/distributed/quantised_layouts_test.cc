@@ -170,13 +170,15 @@ struct QuantisedGradients {
   DType compute = DType::f32;
   int64_t seq = 8;          // tokens; a micro-batch has two sequences
   uint64_t first_seed = 7;  // with which the fewest layouts had a number near a tie, on one CPU
+  std::vector<std::string> keep = {};
 
   LayoutModel model() const {
     return {.seq = seq,
             .sequences = 8,
             .quantised = true,
             .recipe = recipe,
-            .weight_gradients = WeightGradientPrecision::recipe};
+            .weight_gradients = WeightGradientPrecision::recipe,
+            .keep = keep};
   }
   LayoutWay way(int64_t micro_batch = 0) const { return {.compute = compute, .micro_batch = micro_batch}; }
 };
@@ -192,8 +194,16 @@ bool adds_shares(const ParallelSpec& layout) {
 // The rule of blocks: a product of dW has the tokens that a rank computes together. For dense layers these are the
 // tokens of a micro-batch over cp. For experts they are those of the ep * etp ranks that share them, where tp * cp
 // ranks have one micro-batch. `micro_batch`: sequences, of 2 on one rank.
-bool has_blocks_of_one_rank(const std::string& name, const ParallelSpec& layout, int64_t micro_batch) {
+// With fp8_tensor all ranks have one scale. With nvfp4 the rows of experts are apart by micro-batch, and blocks have 16
+// tokens, so that pieces of cp may consist of whole blocks.
+bool has_blocks_of_one_rank(const QuantisedGradients& model, const std::string& name, const ParallelSpec& layout,
+                            int64_t micro_batch) {
   const bool is_expert = name.find(".experts.") != std::string::npos;
+  if (model.recipe == PrecisionRecipe::fp8_tensor) return true;
+  if (model.recipe == PrecisionRecipe::nvfp4) {
+    if (is_expert) return layout.ep * layout.etp >= layout.tp * layout.cp;
+    return layout.cp == 1 || model.seq % (2 * layout.cp * 16) == 0;
+  }
   return is_expert ? micro_batch * layout.ep * layout.etp == 2 * layout.tp * layout.cp : micro_batch == 2 * layout.cp;
 }
 
@@ -225,6 +235,9 @@ constexpr double kSumsOfMicroBatches = 4e-6;
 // two scales, by at most 2^-9 of the larger scale. The largest number of that block is above 224 scales. So the change
 // is at most 2^-16 of that number. That is taken to be at most 8 times the root mean square, in both operands of dW.
 constexpr double kOtherBlocks = 2 * 8 * 0x1p-16;
+// Of nvfp4 no such bound is known: scales are rounded, and so every number changes. In measurements such updates
+// differed by up to 0.2 of themselves.
+constexpr double kOtherBlocksOfNvfp4 = 0.4;
 
 struct OneRank {
   LayoutOutcome start, trained;
@@ -237,41 +250,47 @@ OneRank on_one_rank(const LayoutModel& model, const LayoutWay& way = {}) {
 
 // Returns what differs by more than the order of sums and, where blocks differ, by more than kOtherBlocks; empty if
 // nothing does. The numbers are the same but for the ties of QuantisedLayouts.
-std::string differences(const QuantisedLayoutCase& c, int64_t micro_batch, const LayoutOutcome& got,
-                        const OneRank& alone) {
+std::string differences(const QuantisedGradients& model, const QuantisedLayoutCase& c, int64_t micro_batch,
+                        const LayoutOutcome& got, const OneRank& alone) {
   std::string found;
   const auto check = [&](const std::string& what, double difference, double bound) {
     if (!(difference <= bound)) found += fmt::format("{} differs by {:.1e}\n", what, difference);
   };
   const LayoutOutcome& want = alone.trained;
+  const std::map<std::string, double> distances = distances_of_matrices(got, want, alone.start);
+  const auto is_loose = [&](const std::string& name) {
+    return model.recipe == PrecisionRecipe::nvfp4 && distances.contains(name) &&
+           !has_blocks_of_one_rank(model, name, c.layout, micro_batch);
+  };
+  const bool has_loose = std::ranges::any_of(distances, [&](const auto& of) { return is_loose(of.first); });
   check("loss", std::abs(got.steps[0].loss / want.steps[0].loss - 1), c.layout.pp == c.ranks ? 0 : kSameNumbers.loss);
-  check("norm", std::abs(got.steps[0].grad_norm / want.steps[0].grad_norm - 1), kSameNumbers.norm);
+  check("norm", std::abs(got.steps[0].grad_norm / want.steps[0].grad_norm - 1),
+        has_loose ? kOtherBlocksOfNvfp4 : kSameNumbers.norm);
   for (const auto& [name, expected] : want.first)
-    check(name, distance(got.first.at(name), expected), kSameNumbers.params);
-  for (const auto& [name, by] : distances_of_matrices(got, want, alone.start)) {
-    const bool same = has_blocks_of_one_rank(name, c.layout, micro_batch) && !adds_shares(c.layout);
-    check("update of " + name, by, same ? kSumsOfMicroBatches : kOtherBlocks);
+    if (!has_loose) check(name, distance(got.first.at(name), expected), kSameNumbers.params);
+  for (const auto& [name, by] : distances) {
+    const bool same = has_blocks_of_one_rank(model, name, c.layout, micro_batch) && !adds_shares(c.layout);
+    check("update of " + name, by, is_loose(name) ? kOtherBlocksOfNvfp4 : same ? kSumsOfMicroBatches : kOtherBlocks);
   }
   return found;
 }
 
 // In about half of the runs where ranks add shares, some number is so near a tie that it rounds the other way. Which
 // runs these are depends on the order of sums, and so on the CPU. So such a layout needs the numbers of one rank with
-// one of these seeds. This does not show that ranks share the scales of whole tensors: other scales change only numbers
-// below the normal range, and with some seed that may change no result. OperandsOfTwoRanks
-// (src/precision/product_precision_test.cc) compares the bytes.
+// one of these seeds, and others need them with the first. OperandsOfTwoRanks
+// (src/precision/product_precision_test.cc) compares the bytes of scales that ranks share.
 constexpr uint64_t kMoreSeeds[] = {77, 301, 19, 31, 5, 11, 17};
 
-// Returns whether scales of whole tensors cover the rows of several micro-batches, which experts get at once. In about
-// half of the runs this rounds some number below the normal range in another way.
-bool shares_scales(const QuantisedGradients& model, const ParallelSpec& layout) {
-  return model.recipe == PrecisionRecipe::fp8_tensor && layout.ep * layout.etp > layout.tp * layout.cp;
+// Returns how many micro-batches a scale of fp8_tensor covers where experts get the rows of several at once.
+int64_t batches_of_scale(const ParallelSpec& layout) {
+  return std::max<int64_t>(1, layout.ep * layout.etp / (layout.tp * layout.cp));
 }
 
-// Runs the model on one rank and on each of the layouts. micro_batch: sequences of a layout's, not of one rank's.
+// Runs the model on one rank and on each of the layouts. micro_batch: sequences of a layout's; of_one_rank: of one
+// rank's.
 void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::vector<QuantisedLayoutCase>& layouts,
-                                  int64_t micro_batch = 2) {
-  const bool is_cut = micro_batch != 2;
+                                  int64_t micro_batch = 2, int64_t of_one_rank = 2) {
+  const bool is_cut = micro_batch != of_one_rank;
   std::vector<uint64_t> seeds{model.first_seed};
   seeds.insert(seeds.end(), std::begin(kMoreSeeds), std::end(kMoreSeeds));
   std::map<uint64_t, OneRank> alone;
@@ -280,14 +299,14 @@ void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::ve
     for (const uint64_t seed : seeds) {
       LayoutModel with_seed = model.model();
       with_seed.seed = seed;
-      if (!alone.contains(seed)) alone[seed] = on_one_rank(with_seed, model.way(is_cut ? 2 : 0));
+      if (!alone.contains(seed)) alone[seed] = on_one_rank(with_seed, model.way(is_cut ? of_one_rank : 0));
       std::string found;
       run_threads(c.ranks, test_world(), [&](Transport& world) {
         const LayoutOutcome got = train_on(world, with_seed, c.layout, 1, model.way(is_cut ? micro_batch : 0));
-        if (world.rank() == 0) found = differences(c, micro_batch, got, alone[seed]);
+        if (world.rank() == 0) found = differences(model, c, micro_batch, got, alone[seed]);
       });
       all += found.empty() ? "" : fmt::format("with seed {}\n{}", seed, found);
-      if (found.empty() || !(adds_shares(c.layout) || shares_scales(model, c.layout))) {
+      if (found.empty() || !adds_shares(c.layout)) {
         EXPECT_EQ(found, "") << c.name << " on " << c.ranks << " ranks";
         all.clear();
         break;
@@ -299,19 +318,20 @@ void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::ve
 
 class QuantisedGradientsOnLayouts : public ::testing::TestWithParam<QuantisedGradients> {};
 
-// nvfp4 has copies and stages only. In bf16 a sum of shares is rounded otherwise in most tokens. fp8_tensor leaves out
-// the two layouts of 8 ranks.
+// In bf16 a sum of shares is rounded otherwise in most tokens. Recipes with scales of whole tensors leave out the two
+// layouts of 8 ranks; SharedScalesAreThoseOfOneMicroBatch has those on which a scale covers several micro-batches.
 TEST_P(QuantisedGradientsOnLayouts, AreThoseOfOneRank) {
   const QuantisedGradients& model = GetParam();
-  const bool is_nv = model.recipe == PrecisionRecipe::nvfp4;
+  const bool is_tensor = model.recipe == PrecisionRecipe::fp8_tensor,
+             of_tensors = is_tensor || model.recipe == PrecisionRecipe::nvfp4;
   std::vector<QuantisedLayoutCase> layouts;
   for (const QuantisedLayoutCase& c : distinct_layouts()) {
-    const bool shares = c.layout.tp * c.layout.cp * c.layout.ep * c.layout.etp > 1;
-    if (is_nv ? shares : model.compute == DType::bf16 && adds_shares(c.layout)) continue;
-    if (model.recipe == PrecisionRecipe::fp8_tensor && c.ranks > 4) continue;
+    if (model.compute == DType::bf16 && adds_shares(c.layout)) continue;
+    if (of_tensors && c.ranks > 4) continue;
+    if (is_tensor && batches_of_scale(c.layout) > 1) continue;
     layouts.push_back(c);
   }
-  EXPECT_GE(layouts.size(), is_nv ? 7u : model.compute == DType::bf16 ? 10u : 34u);
+  EXPECT_GE(layouts.size(), is_tensor ? 7u : model.compute == DType::bf16 ? 10u : 34u);
   expect_gradients_of_one_rank(model, layouts);
 }
 
@@ -337,6 +357,39 @@ TEST(QuantisedGradients, SeveralBlocksOfTokens) {
   const std::vector<QuantisedLayoutCase> cut = {{"dp2", 2, {}}, {"ep2", 2, {.ep = 2, .dispatcher = kAllToAll}}};
   expect_gradients_of_one_rank(model, cut, 1);
   expect_gradients_of_one_rank(model, cut, 4);
+}
+
+// With fp8_tensor experts that get the rows of several micro-batches have one scale for all of them. So their numbers are
+// those of one rank whose micro-batches are as large; dense layers are not quantised here, since theirs are not.
+TEST(QuantisedGradients, SharedScalesAreThoseOfOneMicroBatch) {
+  const QuantisedGradients model{
+      .name = "fp8_tensor",
+      .recipe = kTensor,
+      .keep = {"*.self_attn.*", "*.mlp.gate_proj.*", "*.mlp.up_proj.*", "*.mlp.down_proj.*", "*.shared_expert*"}};
+  std::map<int64_t, std::vector<QuantisedLayoutCase>> by_batches;
+  for (const QuantisedLayoutCase& c : distinct_layouts())
+    if (c.ranks <= 4 && batches_of_scale(c.layout) > 1) by_batches[batches_of_scale(c.layout)].push_back(c);
+  EXPECT_EQ(by_batches.size(), 2u);
+  for (const auto& [batches, layouts] : by_batches) expect_gradients_of_one_rank(model, layouts, 2, 2 * batches);
+}
+
+// Pieces of cp consist of whole blocks of 16 tokens, so all gradients are those of one rank.
+TEST(QuantisedGradients, WholeBlocksOnRanksOfContext) {
+  const QuantisedGradients model{"nvfp4", kNv, DType::f32, 64};
+  expect_gradients_of_one_rank(model, {{"cp2", 2, {.cp = 2}},
+                                       {"ep2_over_cp2", 2, {.cp = 2, .ep = 2, .dispatcher = kAllToAll}},
+                                       {"cp2_ep4", 4, {.cp = 2, .ep = 4, .dispatcher = kDirect}}});
+}
+
+// The names that precision.keep takes out change neither the draws nor the scales of the others.
+TEST(QuantisedGradients, KeptProductsOnLayouts) {
+  for (const PrecisionRecipe recipe : {kTensor, kNv}) {
+    const QuantisedGradients model{
+        .name = "kept", .recipe = recipe, .keep = {"*.o_proj.*", "*.layers.1.mlp.experts.*"}};
+    expect_gradients_of_one_rank(model, {{"tp2", 2, {.tp = 2}},
+                                         {"ep2_over_tp2", 2, {.tp = 2, .ep = 2, .dispatcher = kAllGather}},
+                                         {"etp2_over_tp2", 2, {.tp = 2, .etp = 2, .dispatcher = kAllGather}}});
+  }
 }
 
 TEST(QuantisedGradients, WeightGradientsInComputeExceedTheBounds) {

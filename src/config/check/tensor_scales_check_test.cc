@@ -11,15 +11,17 @@ namespace {
 using testing::HasSubstr;
 
 TEST(TensorScalesCheck, NamesLayoutsThatCannotShareThem) {
-  EXPECT_THAT(
-      check_error({"precision.recipe=nvfp4", "parallel.ep=2"}, 2),
-      HasSubstr(
-          "precision.recipe = \"nvfp4\" does not run where ranks of tp, cp, ep or etp share a tensor, since its "
-          "random draws are numbered by the rows and columns of one rank: tp * cp * ep * etp must be 1; got 1 * 1 "
-          "* 2 * 1; choose "
-          "\"fp8_tensor\", \"fp8_block\" or \"mxfp8\", or other degrees [--set]"));
-  for (const char* degree : {"parallel.tp=2", "parallel.cp=2", "parallel.ep=2", "parallel.etp=2"})
-    EXPECT_NO_THROW(parse({"precision.recipe=fp8_tensor", "train.seq_len=8", degree}).check(2)) << degree;
+  for (const char* recipe : {"precision.recipe=fp8_tensor", "precision.recipe=nvfp4"}) {
+    for (const char* degree : {"parallel.tp=2", "parallel.cp=2", "parallel.ep=2", "parallel.etp=2"})
+      EXPECT_NO_THROW(parse({recipe, "train.seq_len=8", degree}).check(2)) << recipe << degree;
+  }
+  EXPECT_THAT(check_error({"precision.recipe=nvfp4", "train.seq_len=12", "parallel.cp=3", "parallel.ep=2"}, 6),
+              HasSubstr("precision.recipe = \"nvfp4\" has scales that the ranks of a micro-batch share"));
+  EXPECT_THAT(check_error({"precision.recipe=nvfp4", "train.seq_len=8", "parallel.cp=2", "parallel.dynamic_cp=true",
+                           "data.separate_documents=true", "data.pack_documents=true"},
+                          2),
+              HasSubstr("parallel.dynamic_cp = true spreads tokens over ranks by their documents, so "
+                        "precision.recipe = \"nvfp4\" cannot draw as one rank does"));
   EXPECT_THAT(check_error({"precision.recipe=fp8_tensor", "train.seq_len=12", "parallel.cp=3", "parallel.ep=2"}, 6),
               HasSubstr("precision.recipe = \"fp8_tensor\" has scales that the ranks of a micro-batch share, and those "
                         "that share experts: one of tp * cp and ep * etp must divide the other; got 1 * 3 and 2 * 1; "

@@ -381,7 +381,8 @@ std::vector<KeyText> other_texts() {
        "How forward keeps the pre-activations of experts and of gated MLPs for backward: `compute` in "
        "`precision.compute`; `recipe` in 8 bits with scales, about half the bytes. With `recipe` backward computes the "
        "activations and their derivatives from rounded values, even where it recomputes them, which changes the "
-       "gradients. Only layers whose products are all quantised do so (`precision.keep`). `recipe` is for `fp8_block`."},
+       "gradients. Only layers whose products are all quantised do so (`precision.keep`). `recipe` is for `fp8_block`. "
+       "With it, the default of `memory.recompute` is `norm`, unless `memory.offload` covers that."},
       {"precision.keep",
        "Patterns (`*`, `?`) of the names of parameters whose products are not quantised. Layouts that "
        "`fp8_tensor` or `nvfp4` refuses stay refused, whatever the patterns match."},

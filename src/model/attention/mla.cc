@@ -97,6 +97,7 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
           stored_first(whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size)))),
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
       kv_a_precision_(precision_of(c, kv_a_.spec)),
+      kv_a_rows_(c, kv_a_precision_),
       kv_a_adapter_(c, kv_a_.spec),
       is_inference_(c.params.use() == ModelUse::inference),
       kv_(std::make_unique<LatentKv>(
@@ -163,7 +164,8 @@ void Mla::down(Step& step, Tensor y, Tensor x_tD, DownPart part) const {
 void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, DownPart part) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
-  const Operand d = kv_a_precision_.dy(c, dy), w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, part));
+  const Operand d = kv_a_precision_.dy(c, dy, kv_a_rows_.groups(step, dy.dim(0))),
+                w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, part));
   gemm(step.stream, {.c_MN = dx_tD, .a = d, .b = w, .accumulate = part == DownPart::k_rope});
   kv_a_adapter_.backward_input(step, {.dx = dx_tD, .dy = dy, .first = first_down_row(part)});
 }
@@ -172,7 +174,8 @@ void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, DownPart part) con
   kv_a_adapter_.backward_weight(step, {.dy = dy, .x = x_tD, .first = first_down_row(part)});
   if (!kv_a_.has_grad) return;
   StackScope scope(step.stack);
-  const auto [d, x] = kv_a_precision_.for_dw(quantize_context(step), dy, {}, x_tD, {});
+  const RowGroups rows = kv_a_rows_.groups(step, dy.dim(0));
+  const auto [d, x] = kv_a_precision_.for_dw(quantize_context(step), dy, rows, x_tD, rows);
   gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, part),
                      .a = d,
                      .b = x,

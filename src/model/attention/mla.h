@@ -111,6 +111,7 @@ class Mla {
   ColumnLinear q_b_;  // maps the latent, or x if there is none, to q
   const Param &kv_a_, &kv_a_norm_;
   ProductPrecision kv_a_precision_;
+  DenseRows kv_a_rows_;
   Adapter kv_a_adapter_;
   bool is_inference_;  // rows may be few
   std::unique_ptr<LatentKv> kv_;

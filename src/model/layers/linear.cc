@@ -34,7 +34,8 @@ void Linear::backward_weight(Step& step, Tensor dy, Tensor x, bool adds, const L
   adapter_.backward_weight(step, {.dy = dy, .x = x, .low = low.low, .dlow = low.dlow});
   if (!w_.has_grad) return;
   StackScope scope(step.stack);
-  const auto [dy_q, x_q] = precision_.for_dw(quantize_context(step), dy, {}, x, {});
+  const RowGroups rows = rows_.groups(step, dy.dim(0));
+  const auto [dy_q, x_q] = precision_.for_dw(quantize_context(step), dy, rows, x, rows);
   gemm(step.stream,
        {.c_MN = w_.dw, .a = dy_q, .b = x_q, .trans_a = true, .accumulate = adds || w_.adds_to_grad(step.batch)});
 }

@@ -28,6 +28,7 @@ class Linear {
       : w_(c.params.declare(stored_first(held_as_weights(c, spec)))),
         precision_(precision_of(c, spec)),
         weights_(c, w_, precision_),
+        rows_(c, precision_),
         adapter_(c, spec),
         is_inference_(c.params.use() == ModelUse::inference) {}
   // Its operands are never quantised, and it has no adapter.
@@ -58,7 +59,9 @@ class Linear {
   // operands are on the step stack, or are copies of the weights in the plan. REQUIRES: !has_adapter().
   Operand x(Step& step, Tensor x) const { return precision_.x(quantize_context(step), x); }
   Operand w(Step& step) const { return weights_.w(step); }
-  Operand dy(Step& step, Tensor dy) const { return precision_.dy(quantize_context(step), dy); }
+  Operand dy(Step& step, Tensor dy) const {
+    return precision_.dy(quantize_context(step), dy, rows_.groups(step, dy.dim(0)));
+  }
   Operand w_for_dx(Step& step) const { return weights_.w_for_dx(step); }
 
  private:
@@ -67,6 +70,7 @@ class Linear {
   const Param& w_;
   ProductPrecision precision_;
   WeightOperands weights_;
+  DenseRows rows_;
   Adapter adapter_;
   bool is_inference_;  // rows may be few
 };

@@ -43,6 +43,29 @@ ScaleRanks ranks_of(const LayerContext& c, const ParamSpec& spec) {
           .weights = is_split ? unless_alone(c.mesh.group(is_expert ? Axis::etp : Axis::tp)) : nullptr};
 }
 
+// A rank has some rows of the matrix, and so some columns of dy, or of an expert's. Their parts follow one another.
+WholeColumns columns_of_dy(const ParamSpec& spec) {
+  WholeColumns columns{.num_runs = 0};
+  const int64_t width = spec.shape[spec.shape.rank() - 1], here = spec.shape[spec.shape.rank() - 2];
+  for (const ParamPart& part : spec.parts) {
+    if (part.offset >= here * width) break;  // the parts of the next expert
+    MOEBIUS_ASSERT(columns.num_runs < WholeColumns::kMaxRuns);
+    const int64_t begin = part.shard.dim == 0 ? part.shard.begin : 0;
+    columns.runs[columns.num_runs++] = {.here = part.offset / width, .whole = columns.count + begin};
+    columns.count += part.shape[0];
+  }
+  return columns.num_runs == 0 ? WholeColumns{} : columns;
+}
+
+WholePlaces places_of(const LayerContext& c, const ParamSpec& spec) {
+  if (c.precision.recipe != PrecisionRecipe::nvfp4) return {};
+  const MeshShape& mesh = c.mesh.shape();
+  const int64_t batches = spec.kind == ParamKind::experts ? mesh.etp * mesh.ep / (mesh.tp * mesh.cp) : 1;
+  WholePlaces places{.batch_tokens = c.shape.tokens() * mesh.cp, .dy_columns = columns_of_dy(spec)};
+  if (batches > 1) places.num_batches = batches;
+  return places;
+}
+
 }  // namespace
 
 bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec) {
@@ -68,8 +91,15 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
   const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
   const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu,
-          ranks_of(c, spec)};
+  return {c.precision.recipe,
+          c.seed,
+          key_of(spec.name.c_str()),
+          experts,
+          c.precision.weight_gradients,
+          stats_5,
+          gpu,
+          ranks_of(c, spec),
+          places_of(c, spec)};
 }
 
 Axis axis_of_expert_scales(const MeshShape& mesh) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/layer_context.h"
+#include "model/layers/token_index.h"
 #include "precision/product_precision.h"
 
 namespace moebius {
@@ -62,6 +63,23 @@ class WeightOperands {
   DType dtype_ = DType::f32;       // dtype of the computation, if there are scales_
   const ParamTable* params_ = nullptr;
   Copies* copies_ = nullptr;  // null: none are planned
+};
+
+// The tokens of dense rows, where a recipe draws by them and ranks share a micro-batch.
+class DenseRows {
+ public:
+  DenseRows() = default;
+  DenseRows(const LayerContext& c, const ProductPrecision& precision)
+      : tokens_(c), needs_tokens_(precision.rounds_rows() && c.mesh.shape().tp * c.mesh.shape().cp > 1) {}
+  RowGroups groups(Step& step, int64_t num_rows) const {
+    RowGroups rows;
+    if (needs_tokens_) rows.index_N = tokens_.of_rows(step, num_rows);
+    return rows;
+  }
+
+ private:
+  TokenIndex tokens_;
+  bool needs_tokens_ = false;
 };
 
 inline QuantizeContext quantize_context(Step& step) {

@@ -3,10 +3,7 @@
 namespace moebius {
 
 AdapterDropout::AdapterDropout(const LayerContext& c, const ParamSpec& w, const std::vector<AdapterBlock>& blocks)
-    : rate_(c.lora.dropout),
-      token_{.seq = c.shape.seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
-      stream_rows_(c.stream_rows()),
-      tp_(c.mesh.place().tp) {
+    : rate_(c.lora.dropout), tokens_(c) {
   const int64_t columns_here = w.shape[w.shape.rank() - 1];
   draw_ = {.seed = c.seed, .num_columns = columns_here, .rate = rate_};
   if (!w.parts.empty()) {
@@ -19,14 +16,6 @@ AdapterDropout::AdapterDropout(const LayerContext& c, const ParamSpec& w, const 
     draw_.num_experts = c.model.num_experts;
   }
   for (const AdapterBlock& block : blocks) matrices_.push_back(key_of(block.name.c_str()));
-}
-
-Tensor AdapterDropout::token_index(Step& step, int64_t num_rows) const {
-  TokenOfRow token = token_;
-  if (num_rows == stream_rows_) token.first = tp_ * stream_rows_;
-  const Tensor index_T = step.alloc({num_rows}, DType::i32);
-  moebius::row_tokens(step.stream, {.index_T = index_T, .draw_2 = step.batch.draw_2(), .token = token});
-  return index_T;
 }
 
 void AdapterDropout::apply(Step& step, const Apply& a) const {

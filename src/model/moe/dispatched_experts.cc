@@ -60,6 +60,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       w1_adapter_(c.lora.is_on() ? Adapter(c, w1_spec(c, prefix)) : Adapter()),
       w2_adapter_(c.lora.is_on() ? Adapter(c, w2_spec(c, prefix)) : Adapter()),
       has_dropout_(c.lora.dropout > 0 && !(w1_adapter_.is_empty() && w2_adapter_.is_empty())),
+      token_index_(c),
       activation_(activation_of(c.model)),
       rows_(c.expert_rows),
       dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,
@@ -74,6 +75,10 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
   emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
                      !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
                      !c.model.expert_proj_bias && activation_ == GatedActivation{};
+  const MeshShape& mesh = c.mesh.shape();
+  rounds_by_token_ =
+      (w1_precision_.rounds_rows() || w2_precision_.rounds_rows()) && mesh.tp * mesh.cp * mesh.ep * mesh.etp > 1;
+  mixes_tokens_ = mesh.ep * mesh.etp > 1;
   counts_ = c.quantize_stats != nullptr;
   saves_in_8_bits_ = saves_in_8_bits(c, !w1_precision_.is_plain() && !w2_precision_.is_plain());
   if (overlaps_ && !is_inference_ && c.expert_overlap == ExpertOverlap::batch_split) {
@@ -116,21 +121,9 @@ std::unique_ptr<RoutedExperts::Saved> DispatchedExperts::declare_saved(MemoryPla
     saved.w1_dlow.declare(plan, prefix + ".w1_dlow", low, dtype_);
   }
   if (!w2_adapter_.is_empty()) saved.w2_dlow.declare(plan, prefix + ".w2_dlow", {R, w2_adapter_.low_columns()}, dtype_);
-  if (has_dropout_) plan.declare(saved.token_index_N, prefix + ".token_index", {N}, DType::i32, Life::saved);
+  if (has_dropout_ || rounds_by_token_)
+    plan.declare(saved.token_index_N, prefix + ".token_index", {N}, DType::i32, Life::saved);
   return own;
-}
-
-void DispatchedExperts::find_tokens(Step& step, int64_t T, Saved& saved) const {
-  if (!has_dropout_ || !step.batch.training) return;
-  StackScope scope(step.stack);
-  const Adapter& any = w1_adapter_.is_empty() ? w2_adapter_ : w1_adapter_;
-  const Tensor all_N = saved.token_index_N.rows(0, dispatcher_->source_rows(T));
-  dispatcher_->dispatch_index(step, all_N, any.dropout().token_index(step, T), *saved.handle);
-}
-
-Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Saved& saved) const {
-  if (!has_dropout_ || !step.batch.training) return {};
-  return {.index_N = saved.token_index_N, .row_R = rows.token_R};
 }
 
 void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& base,
@@ -191,7 +184,7 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
   StackScope scope(step.stack);
   const Rows rows{.offsets_e1 = in.rows.offsets_e1};
   ExpertDown op{.y_RD = y_RD,
-                .a_RF = w2_precision_.x(quantize_context(step), a_RF, by_expert(in.rows)),
+                .a_RF = w2_precision_.x(quantize_context(step), a_RF, by_expert(step, in.rows, saved)),
                 .w2_eDF = w2_operands_.w(step),
                 .b2_eC = b2_ ? b2_->w : Tensor{},
                 .b2_first = b2_first_,
@@ -255,7 +248,7 @@ void DispatchedExperts::up(Step& step, Tensor a_RF, const Dispatched& in, const 
   const Tensor h_R2F = saved.h_R2F.rows(0, a_RF.dim(0));
   ExpertUp op{.h_R2F = h_R2F,
               .a_RF = a_RF,
-              .x_TD = w1_precision_.x(c, in.source, in_place(in.rows, saved.x_TD)),
+              .x_TD = w1_precision_.x(c, in.source, in_place(step, in.rows, saved, saved.x_TD)),
               .w1_e2FD = w1_operands_.w(step),
               .b1_e2F = b1_ ? b1_->w : Tensor{},
               .rows = in.rows,
@@ -407,7 +400,7 @@ void DispatchedExperts::backward_down(Step& step, Tensor dweight_R, const Dispat
     DExpertDown op{.dh_R2F = saved.dh_R2F,
                    .sa_RF = saved.sa_RF,
                    .dweight_R = dweight_R,
-                   .dout_TD = w2_precision_.dy(c, grads.source, in_place(grads.rows, saved.dy_TD)),
+                   .dout_TD = w2_precision_.dy(c, grads.source, in_place(step, grads.rows, saved, saved.dy_TD)),
                    .w2_eDF = w2_operands_.w_for_dx(step),
                    .b2_eC = b2_ ? b2_->w : Tensor{},
                    .h_R2F = saved.h_bwd_R2F,
@@ -433,14 +426,15 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
     if (F_ <= D_) return first_elements(dx_RD, of_g);
     return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);
   };
-  DExpertDownQuantised op{.dh_rows = saved.dh_rows,
-                          .dweight_R = dweight_R,
-                          .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(saved.grad_rows)),
-                          .w2_eDF = w2_operands_.w_for_dx(step),
-                          .h_R2F = saved.h_bwd_R2F,
-                          .weight_R = weight_R,
-                          .rows = saved.grad_rows,
-                          .g_RF = memory_of_g()};
+  DExpertDownQuantised op{
+      .dh_rows = saved.dh_rows,
+      .dweight_R = dweight_R,
+      .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(step, saved.grad_rows, saved)),
+      .w2_eDF = w2_operands_.w_for_dx(step),
+      .h_R2F = saved.h_bwd_R2F,
+      .weight_R = weight_R,
+      .rows = saved.grad_rows,
+      .g_RF = memory_of_g()};
   if (saved.h_R2F.in_8_bits())
     op.h_rows_RB = saved.h_R2F.packed_for_backward(step, of_dh[0], saved.grad_rows.offsets_e1);
   if (saved.has_columns) {
@@ -472,8 +466,9 @@ void DispatchedExperts::backward_up(Step& step, Tensor dx_RD, Saved& saved) cons
                                .dlow = saved.w1_dlow,
                                .tokens = tokens(step, saved.grad_rows, saved)};
   DExpertUp op{.dx_RD = dx_RD,
-               .dh_R2F = emits_quantised_ && !counts_ ? saved.dh_rows
-                                                      : w1_precision_.dy(c, saved.dh_R2F, by_expert(saved.grad_rows)),
+               .dh_R2F = emits_quantised_ && !counts_
+                             ? saved.dh_rows
+                             : w1_precision_.dy(c, saved.dh_R2F, by_expert(step, saved.grad_rows, saved)),
                .w1_e2FD = w1_operands_.w_for_dx(step),
                .rows = rows};
   op.added = if_added(step, op, w1_adapter_.backward_term(step, saved.w1_dlow));

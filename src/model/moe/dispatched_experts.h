@@ -39,7 +39,8 @@ class DispatchedExperts final : public RoutedExperts {
     // With adapters: A x of W1's adapter, and B^T dy of both adapters.
     SavedTensor w1_low;
     WgradInput w1_low_of_dw, w1_dlow, w2_dlow;
-    // With dropout in the adapters: the index in the global batch of the token of each row of the source, i32.
+    // With dropout in the adapters, or a recipe that draws by tokens: the index in the global batch of the token of each
+    // row of the source, i32.
     Tensor token_index_N;
   };
   // max_tokens: the maximum T of a call. Throws the errors of make_routed_experts().
@@ -66,8 +67,16 @@ class DispatchedExperts final : public RoutedExperts {
   void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved, const RowPart& part = {}) const;
   void down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved,
             const RowPart& part = {}) const;
-  // With dropout in adapters: find_tokens() sends the indices of tokens to the experts; tokens() returns them by row.
+  // find_tokens() sends the indices of tokens to the experts, if anything is drawn by them. tokens() returns them by row,
+  // for adapters.
   void find_tokens(Step& step, int64_t T, Saved& saved) const;
+  // The groups of rows sorted by expert, for an operand read in place and for one that is transposed. Rows that are read
+  // by token are all present; otherwise the last offset gives their number. own_TD: the rows that this rank sends, also
+  // those that no expert gets. Their largest magnitude is that of the operand, whatever rows arrive here.
+  RowGroups in_place(const Step& step, const Rows& rows, const Saved& saved, const Tensor& own_TD = {}) const;
+  RowGroups by_expert(const Step& step, const Rows& rows, const Saved& saved) const;
+  RowGroups gathered(const Step& step, const Rows& rows, const Saved& saved) const;
+  bool finds_batches(const Step& step) const;  // whether they have the tokens of rows
   Adapter::Tokens tokens(Step& step, const Rows& rows, const Saved& saved) const;
   // Open the rows of the running layer: on the step stack, or in the memory of ExpertRows.
   void open_h(Step& step, Saved& saved) const;
@@ -119,6 +128,9 @@ class DispatchedExperts final : public RoutedExperts {
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   bool has_dropout_ = false;
+  bool rounds_by_token_ = false;  // and ranks share experts or a micro-batch
+  bool mixes_tokens_ = false;     // rows of experts come from several ranks
+  TokenIndex token_index_;
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes
   bool counts_ = false;           // log.precision: dh is quantised once more, where it is counted, to the same bits

@@ -20,10 +20,11 @@ void DispatchedExperts::down_gradient(Step& step, const Saved& saved) const {
   if (!w2_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  const RowGroups rows = gathered(saved.grad_rows);
-  const auto [left, right] = saved.has_columns
-                                 ? std::pair(w2_precision_.dy_for_dw(c, saved.grads, rows), saved.sa_columns)
-                                 : w2_precision_.for_dw(c, saved.grads, rows, saved.sa_RF, by_expert(saved.grad_rows));
+  const RowGroups rows = gathered(step, saved.grad_rows, saved);
+  const auto [left, right] =
+      saved.has_columns
+          ? std::pair(w2_precision_.dy_for_dw(c, saved.grads, rows), saved.sa_columns)
+          : w2_precision_.for_dw(c, saved.grads, rows, saved.sa_RF, by_expert(step, saved.grad_rows, saved));
   run_expert_op(step,
                 ExpertWgrad{.dw_eMN = w2_.product_grad(),
                             .left_RM = left,
@@ -45,10 +46,11 @@ void DispatchedExperts::up_gradient(Step& step, const Saved& saved) const {
   if (!w1_.has_grad) return;
   const QuantizeContext c = quantize_context(step);
   StackScope scope(step.stack);
-  const RowGroups rows = gathered(saved.token_rows);
+  const RowGroups rows = gathered(step, saved.token_rows, saved);
   const auto [left, right] =
-      saved.has_columns ? std::pair(saved.dh_columns, w1_precision_.x_for_dw(c, saved.tokens, rows))
-                        : w1_precision_.for_dw(c, saved.dh_R2F, by_expert(saved.token_rows), saved.tokens, rows);
+      saved.has_columns
+          ? std::pair(saved.dh_columns, w1_precision_.x_for_dw(c, saved.tokens, rows))
+          : w1_precision_.for_dw(c, saved.dh_R2F, by_expert(step, saved.token_rows, saved), saved.tokens, rows);
   run_expert_op(step,
                 ExpertWgrad{.dw_eMN = w1_.product_grad(),
                             .left_RM = left,

@@ -1,6 +1,7 @@
 // Replaces the CUDA backend of these ops in a build without it.
 #include "ops/missing_backend.h"
 #include "ops/quantize/mx_rows.h"
+#include "ops/quantize/nv_rows.h"
 #include "ops/quantize/quantize_backends.h"
 
 namespace moebius::cuda {
@@ -15,5 +16,8 @@ void dequantize(Stream&, const Dequantize&) { missing_cuda("dequantize"); }
 void dequantize_transposed(Stream&, const DequantizeTransposed&) { missing_cuda("dequantize_transposed"); }
 void pack_quantized_rows(Stream&, const PackQuantizedRows&) { missing_cuda("pack_quantized_rows"); }
 void unpack_quantized_rows(Stream&, const UnpackQuantizedRows&) { missing_cuda("unpack_quantized_rows"); }
+void nv_magnitudes(Stream&, const NvMagnitudes&) { missing_cuda("nv_magnitudes"); }
+void nv_round(Stream&, const NvRound&) { missing_cuda("nv_round"); }
+void nv_order(Stream&, const NvOrder&) { missing_cuda("nv_order"); }
 
 }  // namespace moebius::cuda

@@ -1,8 +1,5 @@
 #include "ops/quantize/cpu/tile.h"
 
-#include <array>
-#include <bit>
-
 #include "ops/cpu/vector.h"
 
 namespace moebius::cpu {
@@ -52,33 +49,7 @@ void load_columns(float* x, const Quantize& a, const Tile& tile) {
     std::fill(x + i * kTile + rows.end - rows.begin, x + i * kTile + tile.cols, 0.0f);
 }
 
-constexpr std::array<float, kHadamard> kSigns = {1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1};
-
-// x = x diag(signs) H / 4 of 16 values: four rounds of sums and differences, and an exact product.
-void hadamard(float* x) {
-  for (int i = 0; i < kHadamard; ++i) x[i] *= kSigns[i];
-  for (int step = 1; step < kHadamard; step *= 2) {
-    for (int i = 0; i < kHadamard; ++i) {
-      if (i & step) continue;
-      const float sum = x[i] + x[i + step], difference = x[i] - x[i + step];
-      x[i] = sum;
-      x[i + step] = difference;
-    }
-  }
-  for (int i = 0; i < kHadamard; ++i) x[i] *= 0.25f;
-}
-
 }  // namespace
-
-void undo_hadamard(float* x) {
-  std::array<float, kHadamard> before;
-  for (int k = 0; k < kHadamard; ++k) {
-    float sum = 0;
-    for (int j = 0; j < kHadamard; ++j) sum += std::popcount(static_cast<unsigned>(j & k)) % 2 != 0 ? -x[j] : x[j];
-    before[k] = kSigns[k] * 0.25f * sum;
-  }
-  std::copy(before.begin(), before.end(), x);
-}
 
 Tiles::Tiles(const Quantize& a) {
   const Tensor& data = a.q.data;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "ops/quantize/hadamard.h"
 #include "ops/quantize/quantize.h"
 
 namespace moebius::cpu {
@@ -32,10 +33,6 @@ class Tiles {
 // x of the tile at x[i * kTile + j], after the Hadamard transform where it is asked for. Columns
 // of padding are zeros.
 void load_tile(float* x, const Quantize& a, const Tile& tile);
-
-// The Hadamard transform is one of 16 neighbours. This undoes it: each number is a sum in the order of x.
-constexpr int kHadamard = 16;
-void undo_hadamard(float* x);
 
 // The bits of the largest magnitude among rows x cols numbers: as integers magnitudes are ordered,
 // with infinity and then NaN above all numbers.

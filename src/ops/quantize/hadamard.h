@@ -1,0 +1,42 @@
+// The Hadamard transform of 16 numbers, the same on every device: x diag(s) H / 4 with the signs s of TransformerEngine.
+#pragma once
+
+#include <cstdint>
+
+namespace moebius {
+
+inline constexpr int kHadamard = 16;
+
+// The sign of x[i] before the transform.
+constexpr bool is_negative_in_hadamard(int i) { return (0b1101011111101000u >> i & 1u) != 0; }
+
+// Four rounds of sums and differences, and an exact product.
+constexpr void hadamard(float* x) {
+  for (int i = 0; i < kHadamard; ++i) x[i] = is_negative_in_hadamard(i) ? -x[i] : x[i];
+  for (int step = 1; step < kHadamard; step *= 2) {
+    for (int i = 0; i < kHadamard; ++i) {
+      if (i & step) continue;
+      const float sum = x[i] + x[i + step], difference = x[i] - x[i + step];
+      x[i] = sum;
+      x[i + step] = difference;
+    }
+  }
+  for (int i = 0; i < kHadamard; ++i) x[i] *= 0.25f;
+}
+
+// Undoes it: each number is a sum in the order of x. add(a, b) must round a + b, whatever a and b are made from.
+template <class Add>
+constexpr void undo_hadamard(float* x, Add add) {
+  float before[kHadamard] = {};
+  for (int k = 0; k < kHadamard; ++k) {
+    float sum = 0;
+    for (int j = 0; j < kHadamard; ++j) {
+      const int both = j & k, halves = both ^ both >> 2, parity = (halves ^ halves >> 1) & 1;
+      sum = add(sum, parity != 0 ? -x[j] : x[j]);
+    }
+    before[k] = (is_negative_in_hadamard(k) ? -0.25f : 0.25f) * sum;
+  }
+  for (int k = 0; k < kHadamard; ++k) x[k] = before[k];
+}
+
+}  // namespace moebius
