@@ -1,6 +1,7 @@
 #include "engine/engine_spec.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "config/check/expert_rows_bound.h"
 #include "device/gpu_limits.h"
@@ -22,10 +23,19 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .fsdp_shard = p.fsdp_shard};
 }
 
+ShardingSpec sharding_spec(const EngineSpec& spec) {
+  return {.overlap = spec.overlap,
+          .bucket_numel = spec.bucket_numel,
+          .shards_weights = spec.fsdp,
+          .shards_gradients = spec.shard_gradients,
+          .weights_on_host = spec.offload_weights,
+          .gradients_on_host = spec.optimizer && spec.optimizer->offload_grad};
+}
+
 bool can_overlap_update(const EngineSpec& spec) {
   return spec.optimizer && spec.optimizer->offload && spec.optimizer->kind != OptimizerKind::muon &&
          spec.optimizer->qk_clip == 0 && spec.precision.weights != PrecisionChoice::recipe &&
-         spec.mesh.world() == spec.mesh.pp;
+         spec.mesh.world() == spec.mesh.pp && !spec.offload_weights;
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
@@ -33,10 +43,12 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                 "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "
                 "with --ranks; here give the list that `moebius config` prints");
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
+  PrecisionSpec precision = run.precision;
+  if (run.offload_weights) precision.weight_copies = false;  // the device has the weights of a few layers at a time
   return {
       .model = run.model,
       .balance = run.moe,
-      .precision = run.precision,
+      .precision = std::move(precision),
       .use = ModelUse::training,
       .shape = {.batch = B,
                 .seq = S / mesh.cp,
@@ -60,6 +72,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .overlap = run.parallel.overlap,
       .fsdp = run.parallel.fsdp,
       .shard_gradients = run.parallel.shard_gradients,
+      .offload_weights = run.offload_weights,
       .device = run.device,
       .target = run.device,
       .graph = run.graph,

@@ -47,8 +47,9 @@ struct EngineSpec {
   // With optimizer.offload, the update of a step may overlap with the first passes of the next one; changes no bit.
   // Code that reads weights or states after a step must call Engine::finish_update() first.
   bool overlaps_update = false;
-  bool fsdp = false;                                  // parallel.fsdp: training shards the weights of layers
-  bool shard_gradients = false;                       // parallel.shard_gradients: and the sums of their gradients
+  bool fsdp = false;             // parallel.fsdp: training shards the weights of layers
+  bool shard_gradients = false;  // parallel.shard_gradients: and the sums of their gradients
+  bool offload_weights = false;  // memory.offload_weights: training keeps the weights of layers on the host
   int64_t bucket_numel = ShardingSpec::kBucketNumel;  // elements of a gradient bucket
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
@@ -73,8 +74,12 @@ GpuKernels gpu_kernels(const EngineSpec& spec);
 EngineSpec on_other_gpu(EngineSpec spec);
 
 // Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). It cannot if other work on
-// weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits.
+// weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits. Nor
+// can it with weights on the host, which passes copy to the device when the update has written them.
 bool can_overlap_update(const EngineSpec& spec);
+
+// Returns the sharding of a run that trains, without ShardingSpec::held.
+ShardingSpec sharding_spec(const EngineSpec& spec);
 
 // Returns the mesh of a run on world_size ranks: dp and edp are what remains after the other axes.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);

@@ -15,7 +15,7 @@ using testing::Not;
 // Returns the error of a plan if the GPU's backend refuses to pin 3 GiB for it.
 std::string error_of(const MemoryPlan& plan) {
   try {
-    with_pinned_advice(plan, [] {
+    with_pinned_advice(plan, {}, [] {
       throw OutOfPinnedMemory(int64_t{3} << 30, "which a GPU reads and writes where it is",
                               "cudaHostRegister: operation not permitted");
     });
@@ -61,8 +61,8 @@ TEST(PinnedAdvice, NamesNoKeyWhereNoneAsksForIt) {
 }
 
 TEST(PinnedAdvice, PassesOtherErrorsOn) {
-  EXPECT_THROW(with_pinned_advice(MemoryPlan(), [] { throw OutOfMemory("of the GPU"); }), OutOfMemory);
-  with_pinned_advice(MemoryPlan(), [] {});
+  EXPECT_THROW(with_pinned_advice(MemoryPlan(), {}, [] { throw OutOfMemory("of the GPU"); }), OutOfMemory);
+  with_pinned_advice(MemoryPlan(), {}, [] {});
 }
 
 }  // namespace

@@ -14,6 +14,9 @@
 //
 // Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and
 // no update: the owner of a share keeps it and sends it.
+//
+// With weights on the host the weights of layers are sharded in the same way, also those that one rank alone holds: its
+// share is then all of them. Shares are in host memory.
 #pragma once
 
 #include <vector>
@@ -71,7 +74,7 @@ class GradBuckets {
 
  private:
   void cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
-  void cut_frozen(const ParamTable& params, const Mesh& mesh);
+  void cut_frozen(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
   void place(GradBucket& bucket, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
              const ShardingSpec& spec) const;
 
