@@ -1,7 +1,6 @@
 #include "engine/engine_spec.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "config/check/expert_rows_bound.h"
 #include "device/gpu_limits.h"
@@ -43,12 +42,10 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
                 "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "
                 "with --ranks; here give the list that `moebius config` prints");
   const int64_t B = run.train.micro_batch, S = run.train.seq_len;
-  PrecisionSpec precision = run.precision;
-  if (run.offload_weights) precision.weight_copies = false;  // the device has the weights of a few layers at a time
   return {
       .model = run.model,
       .balance = run.moe,
-      .precision = std::move(precision),
+      .precision = run.precision,
       .use = ModelUse::training,
       .shape = {.batch = B,
                 .seq = S / mesh.cp,
@@ -100,6 +97,8 @@ EngineSpec resolved(EngineSpec spec) {
   if (spec.kernels != KernelChoice::automatic) spec.precision.has_f8_kernels = false;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
   if (spec.device != DeviceKind::null) check_quantised_products(spec.model, spec.precision, spec.lora, spec.device);
+  if (spec.offload_weights)
+    spec.precision.weight_copies = false;  // the device has the weights of a few layers at a time
   spec.dispatcher = dispatcher_choice(spec).kind;
   if (spec.lora.is_on()) spec.freeze = {"*"};
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);

@@ -26,9 +26,10 @@ std::string who_keeps_on_host(const MemoryPlan& plan, const KeptOnHost& kept) {
 std::string host_advice(const MemoryPlan& plan, const KeptOnHost& kept) {
   const int64_t activations = plan.offloaded_bytes();
   const bool keeps_more = activations < plan.bytes(Life::host);
-  std::string advice = "set ";
+  std::string advice;
   if (activations > 0) advice += "a smaller memory.offload_fraction, fewer names in memory.offload, ";
   if (keeps_more && kept.states) advice += "optimizer.state = \"8bit\" or optimizer.master = \"bf16_stochastic\", ";
+  if (!advice.empty()) advice.insert(0, "set ");
   advice += "use more ranks on more machines, or keep it on the GPU (";
   if (!keeps_more) return advice + "memory.offload = [])";
   if (kept.weights) advice += "memory.offload_weights = false";
