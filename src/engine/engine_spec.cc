@@ -69,12 +69,12 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .overlap = run.parallel.overlap,
       .fsdp = run.parallel.fsdp,
       .shard_gradients = run.parallel.shard_gradients,
-      .offload_weights = run.offload_weights,
       .device = run.device,
       .target = run.device,
       .graph = run.graph,
       .kernels = run.kernels,
       .measures_precision = run.log.precision,
+      .offload_weights = run.offload_weights,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
 }

@@ -47,9 +47,8 @@ struct EngineSpec {
   // With optimizer.offload, the update of a step may overlap with the first passes of the next one; changes no bit.
   // Code that reads weights or states after a step must call Engine::finish_update() first.
   bool overlaps_update = false;
-  bool fsdp = false;             // parallel.fsdp: training shards the weights of layers
-  bool shard_gradients = false;  // parallel.shard_gradients: and the sums of their gradients
-  bool offload_weights = false;  // memory.offload_weights: training keeps the weights of layers on the host
+  bool fsdp = false;                                  // parallel.fsdp: training shards the weights of layers
+  bool shard_gradients = false;                       // parallel.shard_gradients: and the sums of their gradients
   int64_t bucket_numel = ShardingSpec::kBucketNumel;  // elements of a gradient bucket
   DeviceKind device = DeviceKind::cpu;
   DeviceKind target = DeviceKind::cpu;  // the device that the null device counts for
@@ -60,6 +59,7 @@ struct EngineSpec {
   bool counts_for_hopper = true;    // with a null device: false counts the memory of a GPU other than Hopper
   bool fusion = true;               // fuses ops of dense layers (model/layers/mlp.h)
   bool measures_precision = false;  // log.precision
+  bool offload_weights = false;     // memory.offload_weights: training keeps the weights of layers on the host
   int threads = 1;
   uint64_t seed = 0;
 };

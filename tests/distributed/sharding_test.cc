@@ -88,7 +88,6 @@ TEST_P(Fsdp, ChangesNoBit) {
     LayoutWay shards{.fsdp = true, .fsdp_shard = 2};
     expect_same_bits(train_briefly(world, c.model, c.layout, shards), whole);
     shards.offload_weights = true;
-    expect_same_bits(train_briefly(world, c.model, c.layout, shards), whole);
     shards.overlap = false;
     expect_same_bits(train_briefly(world, c.model, c.layout, shards), whole);
   });
@@ -260,6 +259,21 @@ TEST(Sharding, KeepsTheBitsOfSumsInBf16) {
     };
     expect_same_contents(steps({both, whole, gradients}, "mixed"), steps({whole, whole, whole}, "whole"));
   }
+}
+
+// Shares of sums on the host come to the device for each micro-batch but the first, and return.
+TEST(Sharding, KeepsTheBitsOfSumsOnTheHost) {
+  const TestDir dir;
+  const auto run = [&](const char* name, bool on_host, bool overlap) {
+    EngineSpec spec = spec_on(4, {.ep = 2}, {.overlap = overlap, .shard_gradients = true, .num_micro_batches = 3});
+    spec.precision.compute = DType::bf16;
+    spec.optimizer->grad = GradFormat::bf16;
+    spec.optimizer->offload_grad = on_host;
+    return resumed_steps(4, {spec, spec}, dir.path(name));
+  };
+  const CheckpointBytes on_device = run("device", false, true);
+  expect_same_contents(run("host", true, true), on_device);
+  expect_same_contents(run("host_serial", true, false), on_device);
 }
 
 struct Formats {

@@ -105,9 +105,10 @@ TEST(WeightsOnHost, TakeTheMemoryOfTwoLayers) {
   const auto bytes = [](const Engine& engine, Life life) { return engine.plan().bytes(life); };
   const int64_t weights = bytes(moved, Life::host), left = bytes(moved, Life::param);
   EXPECT_EQ(bytes(kept, Life::host), 0);
-  EXPECT_EQ(weights + left, bytes(kept, Life::param));
-  EXPECT_EQ(bytes(moved, Life::comm) - bytes(kept, Life::comm), weights / 3);
-  EXPECT_EQ(moved.plan().device_bytes(), kept.plan().device_bytes() - weights + weights / 3);
+  constexpr int64_t kSlack = 6 << 10;  // tensors of two dtypes begin at multiples of 256 elements
+  EXPECT_NEAR(weights + left, bytes(kept, Life::param), kSlack);
+  EXPECT_NEAR(bytes(moved, Life::comm) - bytes(kept, Life::comm), weights / 3, kSlack);
+  EXPECT_NEAR(moved.plan().device_bytes(), kept.plan().device_bytes() - weights + weights / 3, kSlack);
 }
 
 TEST(WeightsOnHost, StayAsTheyAreIfGradientsAreNotFinite) {

@@ -25,9 +25,6 @@ constexpr std::array kFields{&UpdatedTensor::master_n,  &UpdatedTensor::param_n,
                              &UpdatedTensor::v_scale_b, &UpdatedTensor::grad_n};
 constexpr size_t kNumChanged = 7;
 
-// Returns whether the weights are their own masters: these two are then one tensor.
-bool is_master(const UpdatedTensor& t) { return t.param_n.data == t.master_n.data; }
-
 }  // namespace
 
 int64_t streamed_slot_bytes(int64_t states_bytes) {
@@ -83,7 +80,8 @@ int64_t StreamedUpdate::bytes_of_element(const UpdatedTensor& t) const {
   int64_t bytes = 0;
   for (const auto field : kFields) {
     const Tensor& each = t.*field;
-    if (field == &UpdatedTensor::param_n && is_master(t)) continue;
+    if (field == &UpdatedTensor::param_n && t.param_n.data == t.master_n.data)
+      continue;  // weights are their own masters
     if (is_on_host(each)) bytes += each.numel() == t.param_n.numel() ? size_of(each.dtype) : 1;
   }
   return bytes;
@@ -127,7 +125,7 @@ StreamedJob StreamedUpdate::job_of(Piece& piece, int slot) {
                static_cast<int64_t>(reinterpret_cast<uintptr_t>(host) % kAlignBytes);
         copies.push_back({.device = to + used, .host = host, .num_bytes = 0});
       }
-      if (is_master(each)) each.param_n.data = to + used;
+      if (each.param_n.data == t.data) each.param_n.data = to + used;  // weights that are their own masters
       t.data = to + used;
       used += t.num_bytes();
       copies.back().num_bytes += t.num_bytes();

@@ -119,9 +119,11 @@ void GradBuckets::place(GradBucket& bucket, ParamTable& params, const Mesh& mesh
     declare_shares(bucket, plan, mesh, is_on_host ? Life::host : Life::param);
   else
     plan.join(views_of(bucket, &Param::w), multiple);
-  if (is_shared && spec.shards_gradients && !bucket.is_frozen)
+  const bool shards_gradients = is_shared && spec.shards_gradients && !bucket.is_frozen;
+  bucket.gradients_on_host = shards_gradients && spec.gradients_on_host && first.sums_apart();
+  if (shards_gradients)
     plan.declare(bucket.gradient_share, first.spec.name + ".grad_share", {share}, first.grad().dtype,
-                 spec.gradients_on_host && first.sums_apart() ? Life::host : Life::grad);
+                 bucket.gradients_on_host ? Life::host : Life::grad);
   else if (!bucket.is_frozen)
     plan.join(views_of(bucket, first.sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   bucket.own = {.begin = share * bucket.group->rank(), .count = share};

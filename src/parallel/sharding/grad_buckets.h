@@ -37,6 +37,7 @@ struct GradBucket {
   bool is_frozen = false;       // true if all of them are frozen
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // [own.count], the same of the gradients, in the dtype of their sums
+  bool gradients_on_host = false;  // gradient_share is in host memory
   // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and
   // this rank's shard for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
   Group* shard_group = nullptr;

@@ -152,7 +152,7 @@ void LayerWeights::gather_bucket(Stream& s, Buffer& buffer, const LayerBuffers::
 
 void LayerWeights::declare_staging(MemoryPlan& plan) {
   std::vector<int64_t> most(staging_.size());
-  for (int layer = 0; layer < std::ssize(has_shards_); ++layer) {
+  for (int layer = 0; layer < memory_.num_layers(); ++layer) {
     int64_t bytes = 0;
     for (const LayerBuffers::Held& held : memory_.of(layer)) {
       const GradBucket& bucket = *held.bucket;

@@ -192,7 +192,7 @@ int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int6
 
 void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<ParamBucket>& trained,
                         const std::vector<ParamBucket>& frozen) {
-  std::map<int64_t, int64_t> weights, staged, gradients;
+  std::map<int64_t, int64_t> weights, staged, gradients, staged_gradients;
   bool any_apart = false;
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets) {
@@ -206,11 +206,14 @@ void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector
     if (bucket.shards_gradients) {
       gradients[bucket.layer] += bucket.numel * size_of(bucket.grad());
       any_apart = any_apart || bucket.sums_apart;
+      if (bucket.sums_apart && spec.optimizer->offload_grad)
+        staged_gradients[bucket.layer] += bucket.numel / group_size(spec.mesh, bucket.axis) * size_of(bucket.grad());
     }
   add_layer_buffers(m, Life::comm, weights, spec.overlap);
   add_layer_buffers(m, Life::comm, staged, spec.overlap);
   const int64_t arrived = add_layer_buffers(m, any_apart ? Life::comm : Life::layer_grad, gradients, spec.overlap);
   if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
+  add_layer_buffers(m, Life::comm, staged_gradients, spec.overlap);
 }
 
 // A rank keeps the weights that it updates, and a shard where fewer ranks gather them.
