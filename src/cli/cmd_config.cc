@@ -219,8 +219,9 @@ std::string offload_text(const OptimizerSpec& o) {
 std::string parameter_text(const RunSpec& run) {
   const ParameterBytes b = parameter_bytes(run);
   return fmt::format(
-      "{:.4g} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {:.4g}{}", b.total(),
-      b.weight, b.gradient, b.master, b.state, offload_text(run.optimizer));
+      "{:.4g} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {:.4g}{}{}", b.total(),
+      b.weight, b.gradient, b.master, b.state, offload_text(run.optimizer),
+      run.offload_weights ? "; the weights of layers are in host memory" : "");
 }
 
 nlohmann::ordered_json parameter_json(const RunSpec& run) {

@@ -436,6 +436,7 @@ void check_relations_of_layout(const RunSpec& s, int64_t world_size) {
   check_optimizer(s);
   check_recompute(s);
   check_offload(s);
+  check_offload_weights(s, world_size);
   check_precision(s);
   check_fuse_grad(s);
   check_lora(s);

@@ -115,6 +115,7 @@ class RandomSpec {
     s.memory.offload.layer_input = coin();
     for (const auto& [name, flag] : kRecomputeNames) s.memory.offload.tensors.*flag = coin();
     s.memory.offload.fraction = 1.0 - unit();
+    s.offload_weights = coin();
     s.memory.automatic = coin() && coin();
     if (s.memory.automatic) s.memory.recompute = {};
     s.memory.fit_bytes = coin() ? 0 : 1 + upto(int64_t{1} << 40);

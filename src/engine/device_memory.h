@@ -51,8 +51,13 @@ std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t 
 // any allocation, since Linux overcommits memory and would kill the process later, and a GPU would fail in the middle
 // of the allocations.
 void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use);
+// The keys by which a plan has more than activations in host memory, for messages.
+struct KeptOnHost {
+  bool states = true;    // optimizer.offload
+  bool weights = false;  // memory.offload_weights
+};
 // The same for the host memory that the plan pins for a GPU. by_others: bytes that other ranks of the machine pin.
-void check_pinned_memory(const MemoryPlan& plan, int64_t available, int64_t by_others = 0);
+void check_pinned_memory(const MemoryPlan& plan, int64_t available, int64_t by_others = 0, const KeptOnHost& kept = {});
 void check_device_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t free_bytes, const MemoryUse& use);
 
 }  // namespace moebius

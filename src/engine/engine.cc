@@ -172,10 +172,8 @@ void Engine::make_model() {
 
 void Engine::make_optimizer() {
   ParamTable& params = model_->params();
-  ShardingSpec spec{.overlap = spec_.overlap, .bucket_numel = spec_.bucket_numel, .held = model_->tied_elsewhere()};
-  spec.shards_weights = spec_.fsdp;
-  spec.shards_gradients = spec_.shard_gradients;
-  spec.gradients_on_host = spec_.optimizer->offload_grad;
+  ShardingSpec spec = sharding_spec(spec_);
+  spec.held = model_->tied_elsewhere();
   sharding_ = make_sharding(params, mesh_, plan_, spec);
   keep_states(*spec_.optimizer, params);
   grad_norm_ = std::make_unique<GradNorm>(params, mesh_, plan_, spec_.optimizer->clip);
@@ -188,7 +186,7 @@ void Engine::make_optimizer() {
 }
 
 void Engine::allocate(int64_t stack_bytes) {
-  with_pinned_advice(plan_, [&] {
+  with_pinned_advice(plan_, kept_on_host(spec_), [&] {
     plan_.bind(spec_.device, stack_bytes);
     batches_->bind(plan_, spec_.device);
     if (gpu_) metrics_ = HostMirror(plan_, Life::metrics);
@@ -219,7 +217,8 @@ void Engine::warm_up() {
     all.device = s.device();
     fill_zero(s, all);
   }
-  if (spec_.fsdp) gather_weights(s);  // the weights that the passes left in the layer buffers are cleared too
+  // The weights that the passes left in the layer buffers are cleared too.
+  if (spec_.fsdp || spec_.offload_weights) gather_weights(s);
 }
 
 DeviceMemory Engine::shared_device_memory() {

@@ -39,6 +39,12 @@ bool runs_cudnn(const EngineSpec& spec) {
   return uses_cudnn(on, attention) || uses_cudnn(on, backward);
 }
 
+KeptOnHost kept_on_host(const EngineSpec& spec) {
+  return {
+      .states = !spec.offload_weights || (spec.optimizer && (spec.optimizer->offload || spec.optimizer->offload_grad)),
+      .weights = spec.offload_weights};
+}
+
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
                   GpuRanks* ranks) {
   const MemoryUse use = memory_use(spec);
@@ -46,11 +52,12 @@ void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec,
   if (!gpu) return;
   const int64_t free = gpu->info().free_bytes, pinned = plan.bytes(Life::host);
   if (!ranks) {
-    check_pinned_memory(plan, available_memory_bytes());
+    check_pinned_memory(plan, available_memory_bytes(), 0, kept_on_host(spec));
     return check_device_memory(plan, stack_bytes, free, use);
   }
   const int64_t pinned_by_others = ranks->sum_of_machine(pinned) - pinned;
-  ranks->control().together([&] { check_pinned_memory(plan, available_memory_bytes(), pinned_by_others); });
+  ranks->control().together(
+      [&] { check_pinned_memory(plan, available_memory_bytes(), pinned_by_others, kept_on_host(spec)); });
   const int64_t mine = needed_bytes(plan, stack_bytes), others = ranks->sum_of_sharing(mine) - mine;
   ranks->control().together([&] { check_device_memory(plan, stack_bytes, free - others, use); });
 }

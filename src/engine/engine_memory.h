@@ -11,6 +11,7 @@
 namespace moebius {
 
 MemoryUse memory_use(const EngineSpec& spec);
+KeptOnHost kept_on_host(const EngineSpec& spec);
 // Returns whether a training step loads kernels of cuDNN, which use GPU memory.
 bool runs_cudnn(const EngineSpec& spec);
 // Throws Error{usage} with the plan's table when the host or the GPU lacks the planned memory. Ranks that share a GPU

@@ -22,10 +22,19 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .fsdp_shard = p.fsdp_shard};
 }
 
+ShardingSpec sharding_spec(const EngineSpec& spec) {
+  return {.overlap = spec.overlap,
+          .bucket_numel = spec.bucket_numel,
+          .shards_weights = spec.fsdp,
+          .shards_gradients = spec.shard_gradients,
+          .weights_on_host = spec.offload_weights,
+          .gradients_on_host = spec.optimizer && spec.optimizer->offload_grad};
+}
+
 bool can_overlap_update(const EngineSpec& spec) {
   return spec.optimizer && spec.optimizer->offload && spec.optimizer->kind != OptimizerKind::muon &&
          spec.optimizer->qk_clip == 0 && spec.precision.weights != PrecisionChoice::recipe &&
-         spec.mesh.world() == spec.mesh.pp;
+         spec.mesh.world() == spec.mesh.pp && !spec.offload_weights;
 }
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
@@ -65,6 +74,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .graph = run.graph,
       .kernels = run.kernels,
       .measures_precision = run.log.precision,
+      .offload_weights = run.offload_weights,
       .threads = run.threads > 0 ? narrow<int>(run.threads) : num_available_cpus(),
       .seed = run.seed};
 }
@@ -87,6 +97,8 @@ EngineSpec resolved(EngineSpec spec) {
   if (spec.kernels != KernelChoice::automatic) spec.precision.has_f8_kernels = false;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = spec.mesh.tp});
   if (spec.device != DeviceKind::null) check_quantised_products(spec.model, spec.precision, spec.lora, spec.device);
+  if (spec.offload_weights)
+    spec.precision.weight_copies = false;  // the device has the weights of a few layers at a time
   spec.dispatcher = dispatcher_choice(spec).kind;
   if (spec.lora.is_on()) spec.freeze = {"*"};
   if (spec.max_positions == 0) spec.max_positions = std::max(spec.shape.seq * spec.mesh.cp, spec.cache_tokens);

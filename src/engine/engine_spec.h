@@ -59,6 +59,7 @@ struct EngineSpec {
   bool counts_for_hopper = true;    // with a null device: false counts the memory of a GPU other than Hopper
   bool fusion = true;               // fuses ops of dense layers (model/layers/mlp.h)
   bool measures_precision = false;  // log.precision
+  bool offload_weights = false;     // memory.offload_weights: training keeps the weights of layers on the host
   int threads = 1;
   uint64_t seed = 0;
 };
@@ -73,8 +74,12 @@ GpuKernels gpu_kernels(const EngineSpec& spec);
 EngineSpec on_other_gpu(EngineSpec spec);
 
 // Returns whether an update of this spec can be pending (EngineSpec::overlaps_update). It cannot if other work on
-// weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits.
+// weights follows the whole update: messages to other ranks, QK-clip, or the quantising of weights held in 8 bits. Nor
+// can it with weights on the host, which passes copy to the device when the update has written them.
 bool can_overlap_update(const EngineSpec& spec);
+
+// Returns the sharding of a run that trains, without ShardingSpec::held.
+ShardingSpec sharding_spec(const EngineSpec& spec);
 
 // Returns the mesh of a run on world_size ranks: dp and edp are what remains after the other axes.
 MeshShape mesh_shape(const ParallelSpec& parallel, int64_t world_size);

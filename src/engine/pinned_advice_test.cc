@@ -15,7 +15,7 @@ using testing::Not;
 // Returns the error of a plan if the GPU's backend refuses to pin 3 GiB for it.
 std::string error_of(const MemoryPlan& plan) {
   try {
-    with_pinned_advice(plan, [] {
+    with_pinned_advice(plan, {}, [] {
       throw OutOfPinnedMemory(int64_t{3} << 30, "which a GPU reads and writes where it is",
                               "cudaHostRegister: operation not permitted");
     });
@@ -53,6 +53,21 @@ TEST(PinnedAdvice, NamesTheKeyOfActivationsOnTheHost) {
           "memory.offload keeps 8.0 MiB in pinned memory of the host: set a smaller memory.offload_fraction, fewer names in memory.offload, "));
 }
 
+TEST(PinnedAdvice, NamesTheKeyOfWeightsOnTheHost) {
+  MemoryPlan plan;
+  Tensor weights;
+  plan.declare(weights, "weights", {(8 << 20) / 4}, DType::f32, Life::host);
+  const auto expect = [&](bool states, const char* text) {
+    expect_error(ErrorKind::usage, text,
+                 [&] { check_pinned_memory(plan, 7 << 20, 0, {.states = states, .weights = true}); });
+  };
+  expect(false,
+         "out of memory: memory.offload_weights keeps 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
+         "use more ranks on more machines, or keep it on the GPU (memory.offload_weights = false)\n");
+  expect(true, "memory.offload_weights and optimizer.offload keep 8.0 MiB in pinned");
+  expect(true, "(memory.offload_weights = false, optimizer.offload = false)\n");
+}
+
 // Every run on a GPU pins a little for its batches, without any key.
 TEST(PinnedAdvice, NamesNoKeyWhereNoneAsksForIt) {
   const std::string text = error_of(MemoryPlan());
@@ -61,8 +76,8 @@ TEST(PinnedAdvice, NamesNoKeyWhereNoneAsksForIt) {
 }
 
 TEST(PinnedAdvice, PassesOtherErrorsOn) {
-  EXPECT_THROW(with_pinned_advice(MemoryPlan(), [] { throw OutOfMemory("of the GPU"); }), OutOfMemory);
-  with_pinned_advice(MemoryPlan(), [] {});
+  EXPECT_THROW(with_pinned_advice(MemoryPlan(), {}, [] { throw OutOfMemory("of the GPU"); }), OutOfMemory);
+  with_pinned_advice(MemoryPlan(), {}, [] {});
 }
 
 }  // namespace

@@ -285,10 +285,11 @@ void Predicting::add_host_link(const RankParams& params, double forward) {
   const double link = machine_.link_gb_s * 1e9;
   if (const double activations = spec_.offload.any() ? offload_seconds(slowest_) : 0; activations > 0)
     result_.phases["host link"] = activations;
-  if (!o.offload && !o.offload_grad) return;
+  if (!machine_.is_gpu || (!o.offload && !o.offload_grad && !spec_.offload_weights)) return;
   double beside = o.offload && o.kind != OptimizerKind::muon ? result_.phases["optimizer"] : 0;
   if (can_overlap_update(spec_)) beside += std::max(0.0, forward - offloaded_bytes(slowest_) / link);
-  const double update = host_update_bytes(o, static_cast<double>(params.owned));
+  double update = host_update_bytes(o, static_cast<double>(params.owned));
+  if (spec_.offload_weights) update += static_cast<double>(params.owned * size_of(spec_.precision.compute));
   const double M = static_cast<double>(spec_.num_micro_batches);
   const double sums = o.offload_grad ? M * 2 * static_cast<double>(params.sums_apart) : 0;
   result_.phases["host link"] += std::max(0.0, update / link - beside) + sums / link;

@@ -111,6 +111,26 @@ TEST_P(Bf16LayoutsOnGpu, AResumedRunHasTheSameBits) {
   EXPECT_EQ(contents_of(folder("resumed", kSteps)), contents_of(folder("whole", kSteps)));
 }
 
+// Shares of weights and of sums of gradients, with several micro-batches in a step.
+TEST_P(Bf16LayoutsOnGpu, SharesOnTheHostChangeNoBit) {
+  const Bf16Layout& c = GetParam();
+  run_ranks(c.ranks, [&](Transport& world) {
+    const auto losses = [&](bool on_host, bool graph) {
+      EngineSpec spec = layout_engine_spec(world, kWide, c.layout, way(graph));
+      spec.fsdp = spec.shard_gradients = true;
+      spec.optimizer->grad = GradFormat::bf16;
+      spec.optimizer->offload_grad = spec.offload_weights = on_host;
+      Engine engine(spec);
+      init_layout(engine, kWide);
+      std::vector<double> all;
+      for (int64_t step = 1; step <= kSteps; ++step) all.push_back(layout_step(engine, kWide, step).loss);
+      return all;
+    };
+    const std::vector<double> on_device = losses(false, false);
+    for (const bool graph : {false, true}) EXPECT_EQ(losses(true, graph), on_device);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, Bf16LayoutsOnGpu, ::testing::ValuesIn(kLayouts), [](const auto& info) {
   return fmt::format("{}_on_{}_{}", info.param.name, info.param.ranks, name_of(info.param.kernels));
 });

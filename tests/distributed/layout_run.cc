@@ -415,6 +415,7 @@ EngineSpec layout_engine_spec(Transport& world, const LayoutModel& what, const P
   spec.fsdp = way.fsdp;
   spec.shard_gradients = way.shard_gradients;
   spec.mesh.fsdp_shard = way.fsdp_shard;
+  spec.offload_weights = way.offload_weights;
   spec.optimizer->qk_clip = way.qk_clip;
   if (way.num_micro_batches > 0) spec.num_micro_batches = way.num_micro_batches;
   if (way.micro_batch > 0) {

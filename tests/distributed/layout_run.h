@@ -88,6 +88,7 @@ struct LayoutWay {
   bool shard_gradients = false;
   int64_t num_micro_batches = 0;  // of a step on each rank; 0: those of the whole global batch
   int64_t fsdp_shard = 0;         // ranks that share a layer; changes no bit
+  bool offload_weights = false;   // weights of layers are on the host; changes no bit
   double qk_clip = 0;             // changes the numbers
   // Sequences of a micro-batch; 0: two. With a number the loss `aux`, which is defined on a micro-batch, is left out.
   int64_t micro_batch = 0;

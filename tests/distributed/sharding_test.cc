@@ -80,12 +80,16 @@ TEST_P(Fsdp, ChangesNoBit) {
     const LayoutOutcome whole = train_briefly(world, c.model, c.layout);
     RecomputeSpec layer;
     layer.layer = true;
-    const LayoutWay ways[] = {{.fsdp = true}, {.overlap = false, .recompute = layer, .expert_rows = 0.5, .fsdp = true}};
+    const LayoutWay ways[] = {{.fsdp = true},
+                              {.overlap = false, .recompute = layer, .expert_rows = 0.5, .fsdp = true},
+                              {.fsdp = true, .offload_weights = true}};
     for (const LayoutWay& way : ways) expect_same_bits(train_briefly(world, c.model, c.layout, way), whole);
     if (!has_shards_of(c, 2)) return;
-    for (const bool overlap : {true, false})
-      expect_same_bits(train_briefly(world, c.model, c.layout, {.overlap = overlap, .fsdp = true, .fsdp_shard = 2}),
-                       whole);
+    LayoutWay shards{.fsdp = true, .fsdp_shard = 2};
+    expect_same_bits(train_briefly(world, c.model, c.layout, shards), whole);
+    shards.offload_weights = true;
+    shards.overlap = false;
+    expect_same_bits(train_briefly(world, c.model, c.layout, shards), whole);
   });
 }
 
@@ -101,7 +105,9 @@ TEST_P(FsdpQuantised, ChangesNoBit) {
     const LayoutOutcome whole = train_on(world, c.model, c.layout, 2, {.num_micro_batches = 1});
     for (const int64_t shard : {0, 2}) {
       if (shard > 0 && !has_shards_of(c, shard)) continue;
-      const LayoutWay way{.overlap = shard == 0, .fsdp = true, .num_micro_batches = 1, .fsdp_shard = shard};
+      LayoutWay way{.overlap = shard == 0, .fsdp = true, .num_micro_batches = 1, .fsdp_shard = shard};
+      expect_same_bits(train_on(world, c.model, c.layout, 2, way), whole);
+      way.offload_weights = true;
       expect_same_bits(train_on(world, c.model, c.layout, 2, way), whole);
     }
   });
@@ -208,10 +214,11 @@ TEST(Sharding, ResumesFromWholeAndBack) {
       for (const LayoutWay& way : ways) specs.push_back(spec_on(4, layout, way));
       return resumed_steps(4, specs, fmt::format("{}/{}", name, kind));
     };
-    const LayoutWay shards{.fsdp = true, .num_micro_batches = 1, .fsdp_shard = 2};
+    const LayoutWay shards{.fsdp = true, .num_micro_batches = 1, .fsdp_shard = 2},
+        host{.fsdp = true, .num_micro_batches = 1, .offload_weights = true};
     const CheckpointBytes expected = steps({whole, whole, whole, whole}, "whole");
     expect_same_contents(steps({weights, whole, both, gradients}, "mixed"), expected);
-    expect_same_contents(steps({shards, weights, shards, whole}, "shards"), expected);
+    expect_same_contents(steps({shards, host, shards, whole}, "shards"), expected);
     expect_same_contents(steps({gradients, both, weights, whole}, "turned"), expected);
   }
 }
@@ -254,6 +261,21 @@ TEST(Sharding, KeepsTheBitsOfSumsInBf16) {
   }
 }
 
+// Shares of sums on the host come to the device for each micro-batch but the first, and return.
+TEST(Sharding, KeepsTheBitsOfSumsOnTheHost) {
+  const TestDir dir;
+  const auto run = [&](const char* name, bool on_host, bool overlap) {
+    EngineSpec spec = spec_on(4, {.ep = 2}, {.overlap = overlap, .shard_gradients = true, .num_micro_batches = 3});
+    spec.precision.compute = DType::bf16;
+    spec.optimizer->grad = GradFormat::bf16;
+    spec.optimizer->offload_grad = on_host;
+    return resumed_steps(4, {spec, spec}, dir.path(name));
+  };
+  const CheckpointBytes on_device = run("device", false, true);
+  expect_same_contents(run("host", true, true), on_device);
+  expect_same_contents(run("host_serial", true, false), on_device);
+}
+
 struct Formats {
   const char* name;
   OptimizerSpec optimizer;
@@ -291,6 +313,7 @@ TEST(Sharding, KeepsTheBitsOfEveryFormat) {
     };
     const CheckpointBytes whole = run("whole", {.num_micro_batches = 1});
     expect_same_contents(run("fsdp", {.fsdp = true, .num_micro_batches = 1}), whole);
+    expect_same_contents(run("host", {.fsdp = true, .num_micro_batches = 1, .offload_weights = true}), whole);
     if (!formats.shards_gradients) continue;
     expect_same_contents(run("both", {.fsdp = true, .shard_gradients = true, .num_micro_batches = 1}), whole);
     expect_same_contents(run("gradients", {.shard_gradients = true, .num_micro_batches = 1}), whole);
@@ -340,6 +363,11 @@ TEST(Sharding, HoldsAShareOfEachLayer) {
   const auto halves = planned({.fsdp = true, .fsdp_shard = 2});
   EXPECT_NEAR(of(halves, Life::param), ends + layers / 2 + layers / kRanks, slack);
   EXPECT_EQ(of(halves, Life::comm), of(weights, Life::comm));
+  // Shares on the host, and in staging memory those of two of the four layers.
+  const auto host = planned({.fsdp = true, .offload_weights = true});
+  EXPECT_NEAR(of(host, Life::param), ends, slack);
+  EXPECT_NEAR(of(host, Life::host), layers / kRanks, slack);
+  EXPECT_NEAR(of(host, Life::comm) - of(weights, Life::comm), layers / kRanks / 2, slack);
 }
 
 }  // namespace

@@ -49,4 +49,17 @@ void check_offload(const RunSpec& s) {
                 origin(s, "memory.offload"));
 }
 
+void check_offload_weights(const RunSpec& s, int64_t world_size) {
+  if (!s.offload_weights) return;
+  const std::string where = origin(s, "memory.offload_weights");
+  MOEBIUS_CHECK(usage, s.parallel.fsdp || world_size == s.parallel.pp,
+                "memory.offload_weights = true: {} ranks hold the weights of a stage, and each would keep a copy of "
+                "some of them in host memory; set parallel.fsdp = true, so that each keeps a shard{}",
+                world_size / s.parallel.pp, where);
+  MOEBIUS_CHECK(usage, s.lora.base == LoraBase::compute,
+                "memory.offload_weights = true moves weights in precision.compute, and lora.base holds them in blocks "
+                "of few bits on the device; set lora.base = \"compute\", or remove it{}",
+                where);
+}
+
 }  // namespace moebius

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "config/nearest.h"
+#include "config/recipe/value_rule.h"
 
 namespace moebius {
 
@@ -258,6 +259,12 @@ RecipeKey offload_key() {
   const std::string expects =
       fmt::format("a list without repeats of \"{}\"", fmt::join(known_offload_names(), "\", \""));
   return {"memory.offload", {expects, accepts, offload_hint}, read, write, Resume::free};
+}
+
+RecipeKey offload_weights_key() {
+  const auto read = [](RunSpec& s, const json& v) { v.get_to(s.offload_weights); };
+  const auto write = [](const RunSpec& s) { return json(s.offload_weights); };
+  return {"memory.offload_weights", any_boolean(), read, write, Resume::free};
 }
 
 RecipeKey offload_fraction_key() {

@@ -33,6 +33,7 @@ std::vector<std::string> offload_texts(const OffloadSpec& offload);
 RecipeKey recompute_key();
 RecipeKey offload_key();
 RecipeKey offload_fraction_key();
+RecipeKey offload_weights_key();
 RecipeKey fit_key();
 RecipeKey expert_rows_key();
 

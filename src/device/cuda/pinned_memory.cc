@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -26,14 +27,19 @@ constexpr int64_t kHugePage = int64_t{2} << 20, kSmallPage = 4096;
 // The kernel allocates zeroed pages when they are first touched.
 void touch_pages(char* p, int64_t num_bytes) {
   const int64_t num_pages = div_ceil(num_bytes, kHugePage), num_threads = std::min(num_available_cpus(), 16);
-  std::vector<std::thread> threads;
-  for (int64_t t = 0; t < num_threads; ++t)
-    threads.emplace_back([=] {
+  std::vector<std::jthread> threads;
+  for (int64_t t = 0; t < num_threads; ++t) {
+    const auto touch = [=] {
       for (int64_t page = t; page < num_pages; page += num_threads)
         for (int64_t at = page * kHugePage; at < std::min(num_bytes, (page + 1) * kHugePage); at += kSmallPage)
           *static_cast<volatile char*>(p + at) = 0;
-    });
-  for (std::thread& each : threads) each.join();
+    };
+    try {
+      threads.emplace_back(touch);
+    } catch (const std::system_error&) {  // the system starts no more threads
+      touch();
+    }
+  }
 }
 
 }  // namespace

@@ -18,11 +18,12 @@ constexpr int64_t kMinSlot = int64_t{128} << 10, kUnit = int64_t{64} << 10;
 constexpr int64_t kMaxSlot = int64_t{64} << 20;
 constexpr int64_t kMinPieces = 8;
 
-// The tensors of an update that may be in host memory. The first six are changed.
-constexpr std::array kFields{&UpdatedTensor::master_n, &UpdatedTensor::remainder_n, &UpdatedTensor::m_n,
-                             &UpdatedTensor::v_n,      &UpdatedTensor::m_scale_b,   &UpdatedTensor::v_scale_b,
-                             &UpdatedTensor::grad_n};
-constexpr size_t kNumChanged = 6;
+// The tensors of an update that may be in host memory. All but the last are changed, or stay as they
+// are if the norm of gradients is not finite. So weights are copied both ways, also those that have a master apart.
+constexpr std::array kFields{&UpdatedTensor::master_n,  &UpdatedTensor::param_n, &UpdatedTensor::remainder_n,
+                             &UpdatedTensor::m_n,       &UpdatedTensor::v_n,     &UpdatedTensor::m_scale_b,
+                             &UpdatedTensor::v_scale_b, &UpdatedTensor::grad_n};
+constexpr size_t kNumChanged = 7;
 
 }  // namespace
 
@@ -79,6 +80,8 @@ int64_t StreamedUpdate::bytes_of_element(const UpdatedTensor& t) const {
   int64_t bytes = 0;
   for (const auto field : kFields) {
     const Tensor& each = t.*field;
+    if (field == &UpdatedTensor::param_n && t.param_n.data == t.master_n.data)
+      continue;  // weights are their own masters
     if (is_on_host(each)) bytes += each.numel() == t.param_n.numel() ? size_of(each.dtype) : 1;
   }
   return bytes;
@@ -122,7 +125,7 @@ StreamedJob StreamedUpdate::job_of(Piece& piece, int slot) {
                static_cast<int64_t>(reinterpret_cast<uintptr_t>(host) % kAlignBytes);
         copies.push_back({.device = to + used, .host = host, .num_bytes = 0});
       }
-      if (each.param_n.data == t.data) each.param_n.data = to + used;  // of weights that are held quantised
+      if (each.param_n.data == t.data) each.param_n.data = to + used;  // weights that are their own masters
       t.data = to + used;
       used += t.num_bytes();
       copies.back().num_bytes += t.num_bytes();

@@ -21,7 +21,7 @@ BucketExchange::BucketExchange(ParamTable& params, const Mesh& mesh, MemoryPlan&
              (!sharded.empty() || any_bucket([](const GradBucket& bucket) { return bucket.group->size() > 1; }));
   if (spec.held) hold(*spec.held);
   declare_magnitudes(plan);
-  if (!sharded.empty()) layer_weights_.emplace(params, sharded, plan, overlap_);
+  if (!sharded.empty()) layer_weights_.emplace(params, sharded, plan, overlap_, spec.weights_on_host);
   if (any_bucket([](const GradBucket& bucket) { return bucket.shards_gradients(); }))
     layer_gradients_.emplace(params, buckets_.all(), plan, overlap_);
   if (overlap_) declare_arrived(plan);
@@ -222,7 +222,7 @@ void BucketExchange::start_gather(Stream& s) {
 
 void BucketExchange::gather(Stream& s, const ParamSpan& span) {
   if (weights_are_old_) start_gather(s);
-  if (layer_weights_) layer_weights_->gather(s, span);
+  if (layer_weights_) layer_weights_->gather(s, span, runs_passes_);
 }
 
 void BucketExchange::ready(Stream& s, const ParamSpan& span) {

@@ -30,7 +30,7 @@ Tensor GradBucket::gradients() const { return joined(params.front()->grad(), num
 GradBuckets::GradBuckets(ParamTable& params, const Mesh& mesh, MemoryPlan& plan, const ShardingSpec& spec)
     : bucket_of_(params.all().size(), -1) {
   cut(params, mesh, spec);
-  if (spec.shards_weights) cut_frozen(params, mesh);
+  if (spec.shards_weights || spec.weights_on_host) cut_frozen(params, mesh, spec);
   for (std::vector<GradBucket>* buckets : {&buckets_, &frozen_})
     for (GradBucket& bucket : *buckets) place(bucket, params, mesh, plan, spec);
 }
@@ -62,7 +62,7 @@ bool is_uneven(const Param& p, const Mesh& mesh) {
 }  // namespace
 
 void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec) {
-  const bool by_layer = spec.shards_weights || spec.shards_gradients;
+  const bool by_layer = spec.shards_weights || spec.shards_gradients || spec.weights_on_host;
   std::map<std::tuple<Axis, DType, DType, int, bool>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {
     const Param& p = params.all()[i];
@@ -78,14 +78,14 @@ void GradBuckets::cut(const ParamTable& params, const Mesh& mesh, const Sharding
   }
 }
 
-// Shards the frozen weights of layers that other ranks have too. Weights outside of layers remain whole,
-// like trained ones.
-void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
+// Shards the frozen weights of layers that other ranks have too, and with weights on the host all those of layers.
+// Weights outside of layers remain whole, like trained ones.
+void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec) {
   std::map<std::tuple<Axis, DType, int>, size_t> open;
   for (size_t i = params.all().size(); i-- > 0;) {
     const Param& p = params.all()[i];
     Group& group = mesh.group(p.spec.grad_axis);
-    if (!p.frozen || p.layer < 0 || group.size() == 1) continue;
+    if (!p.frozen || p.layer < 0 || (group.size() == 1 && !spec.weights_on_host)) continue;
     const auto [found, is_new] = open.try_emplace({p.spec.grad_axis, p.w.dtype, p.layer}, frozen_.size());
     if (is_new) frozen_.push_back({.group = &group, .layer = p.layer, .is_frozen = true});
     add(frozen_[found->second], p, i);
@@ -94,14 +94,14 @@ void GradBuckets::cut_frozen(const ParamTable& params, const Mesh& mesh) {
 
 namespace {
 
-void declare_shares(GradBucket& bucket, MemoryPlan& plan, const Mesh& mesh) {
+void declare_shares(GradBucket& bucket, MemoryPlan& plan, const Mesh& mesh, Life life) {
   const Param& first = *bucket.params.front();
   plan.declare(bucket.weight_share, first.spec.name + ".share", {bucket.numel / bucket.group->size()}, first.w.dtype,
-               Life::param);
+               life);
   bucket.shard_group = &mesh.shard_group(first.spec.grad_axis);
   if (bucket.shard_group == bucket.group) return;
   plan.declare(bucket.weight_shard, first.spec.name + ".shard", {bucket.numel / bucket.shard_group->size()},
-               first.w.dtype, Life::param);
+               first.w.dtype, life);
 }
 
 }  // namespace
@@ -111,15 +111,19 @@ void GradBuckets::place(GradBucket& bucket, ParamTable& params, const Mesh& mesh
   const int64_t multiple = multiple_of(*bucket.group);
   const Param& first = *bucket.params.front();
   const bool is_shared = bucket.layer >= 0 && bucket.group->size() > 1;
+  const bool is_on_host = bucket.layer >= 0 && spec.weights_on_host;
   bucket.numel = MemoryPlan::joined_numel(views_of(bucket, &Param::w), multiple);
   const int64_t share = bucket.numel / bucket.group->size();
-  if (is_shared && spec.shards_weights)
-    declare_shares(bucket, plan, mesh);
+  MOEBIUS_ASSERT(!is_on_host || !is_shared || spec.shards_weights);
+  if (is_on_host || (is_shared && spec.shards_weights))
+    declare_shares(bucket, plan, mesh, is_on_host ? Life::host : Life::param);
   else
     plan.join(views_of(bucket, &Param::w), multiple);
-  if (is_shared && spec.shards_gradients && !bucket.is_frozen)
+  const bool shards_gradients = is_shared && spec.shards_gradients && !bucket.is_frozen;
+  bucket.gradients_on_host = shards_gradients && spec.gradients_on_host && first.sums_apart();
+  if (shards_gradients)
     plan.declare(bucket.gradient_share, first.spec.name + ".grad_share", {share}, first.grad().dtype,
-                 spec.gradients_on_host && first.sums_apart() ? Life::host : Life::grad);
+                 bucket.gradients_on_host ? Life::host : Life::grad);
   else if (!bucket.is_frozen)
     plan.join(views_of(bucket, first.sums_apart() ? &Param::grad_sum : &Param::dw), multiple);
   bucket.own = {.begin = share * bucket.group->rank(), .count = share};

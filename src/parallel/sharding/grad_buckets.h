@@ -14,6 +14,9 @@
 //
 // Sharded weights include the frozen ones of layers, in buckets of their own. These have no gradients, no masters and
 // no update: the owner of a share keeps it and sends it.
+//
+// With weights on the host the weights of layers are sharded in the same way, also those that one rank alone holds: its
+// share is then all of them. Shares are in host memory.
 #pragma once
 
 #include <vector>
@@ -34,6 +37,7 @@ struct GradBucket {
   bool is_frozen = false;       // true if all of them are frozen
   Tensor weight_share;          // [own.count] in the dtype of the weights: all that this rank keeps of them, or empty
   Tensor gradient_share;        // [own.count], the same of the gradients, in the dtype of their sums
+  bool gradients_on_host = false;  // gradient_share is in host memory
   // With parallel.fsdp_shard: the ranks that gather weights from each other in all passes of a step but the first, and
   // this rank's shard for them, [numel / shard_group->size()]. Empty: these are `group` and weight_share.
   Group* shard_group = nullptr;
@@ -71,7 +75,7 @@ class GradBuckets {
 
  private:
   void cut(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
-  void cut_frozen(const ParamTable& params, const Mesh& mesh);
+  void cut_frozen(const ParamTable& params, const Mesh& mesh, const ShardingSpec& spec);
   void place(GradBucket& bucket, ParamTable& params, const Mesh& mesh, MemoryPlan& plan,
              const ShardingSpec& spec) const;
 

@@ -29,6 +29,7 @@ class LayerBuffers {
   const std::vector<Held>& of(int layer) const;
   size_t buffer_of(int layer) const { return static_cast<size_t>(layer) % buffers_.size(); }
   size_t num_buffers() const { return buffers_.size(); }
+  int num_layers() const { return static_cast<int>(layers_.size()); }
   Tensor whole(int layer, const Held& held) const;  // [bucket->numel], once bound
   int64_t bytes(int layer) const;                   // bytes of all buckets of a layer
 

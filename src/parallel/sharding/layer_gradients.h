@@ -9,9 +9,15 @@
 // micro-batches. With one micro-batch of a rank in a step the two are the same numbers in the same order. With
 // several they differ by rounding: the order of whole gradients needs n partial sums of each share, which are as large
 // as whole gradients.
+//
+// With optimizer.offload_grad shares in bf16 are in host memory. One is copied to staging memory of the device while its
+// layer computes, gets the sum there, and is copied back while other layers compute.
 #pragma once
 
+#include <memory>
 #include <vector>
+
+#include "device/side_copies.h"
 
 #include "parallel/sharding/layer_buffers.h"
 
@@ -28,7 +34,7 @@ class LayerGradients {
   // These act on the layers of a span, as ParamResidency says. overlap: the sums may be in flight until finish().
   void begin(Stream& s, const ParamSpan& span, bool first_of_step);
   void ready(Stream& s, const ParamSpan& span, bool overlap);
-  // Waits until all sums have arrived and were added to the shares.
+  // Waits until all sums have arrived and were added to the shares, also to those on the host.
   void finish(Stream& s);
 
  private:
@@ -36,18 +42,30 @@ class LayerGradients {
     int layer = -1;  // the layer whose gradients are there; -1: none
     bool first_of_step = true;
     std::vector<Pending> sums;
+    Tensor staging;  // u8, for the layer's shares that are on the host
   };
   Buffer& buffer_of(int layer) { return buffers_[memory_.buffer_of(layer)]; }
   void enter(Buffer& buffer, int layer);
   void start_sums(Stream& s, Buffer& buffer);
-  void finish(Stream& s, Buffer& buffer);
-  void add_to_share(Stream& s, const Buffer& buffer, const LayerBuffers::Held& held) const;
+  void finish_sums(Stream& s, Buffer& buffer);
+  void add_to_shares(Stream& s, const Buffer& buffer);
   Tensor own_rows(const Buffer& buffer, const LayerBuffers::Held& held) const;
+  void declare_staging(MemoryPlan& plan);
+  void fetch_shares(Stream& s, const Buffer& buffer);  // starts the copies of shares that are on the host
+  // Returns the shares of the buffer's layer on the device, by bucket, and the copies of those that are on the host.
+  struct Shares {
+    std::vector<Tensor> on_device;
+    std::vector<SideCopies::Copy> copies;
+  };
+  Shares shares_of(const Buffer& buffer) const;
+  int slot_of(const Buffer& buffer) const { return static_cast<int>(&buffer - buffers_.data()); }
 
   ParamTable& params_;
   LayerBuffers memory_;
   std::vector<Buffer> buffers_;
-  Tensor arrived_;  // u8, as large as the largest buffer
+  Tensor arrived_;                      // u8, as large as the largest buffer
+  std::unique_ptr<SideCopies> copies_;  // null: no share is on the host, or nothing has run yet
+  bool any_on_host_ = false;
 };
 
 }  // namespace moebius

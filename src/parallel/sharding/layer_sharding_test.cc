@@ -54,11 +54,21 @@ struct ShardedRank {
 
 void on_ranks(const std::function<void(Transport&)>& body) { run_threads(kRanks, {.timeout_s = 30}, body); }
 
+// Shares are in the memory of the device, or in that of the host.
+template <class Body>
+void for_each_way(Body&& body) {
+  for (const bool overlap : {true, false})
+    for (const bool on_host : {false, true}) {
+      SCOPED_TRACE(fmt::format("overlap {}, on host {}", overlap, on_host));
+      body(ShardingSpec{.overlap = overlap, .shards_weights = true, .weights_on_host = on_host});
+    }
+}
+
 // Frozen weights of layers are sharded and gathered like trained ones. Weights outside of layers remain whole.
 TEST(LayerWeights, MayBeFrozen) {
-  for (const bool overlap : {true, false}) {
+  for_each_way([](const ShardingSpec& spec) {
     on_ranks([&](Transport& world) {
-      ShardedRank rank(world, {.overlap = overlap, .shards_weights = true}, 3, {"first", "matrix*"});
+      ShardedRank rank(world, spec, 3, {"first", "matrix*"});
       const auto is_matrix = [](const Param& p) { return p.spec.name.starts_with("matrix"); };
       int64_t kept = 0;
       for (const Param& p : rank.params.all()) {
@@ -76,13 +86,13 @@ TEST(LayerWeights, MayBeFrozen) {
         rank.params.release(rank.s, span);
       }
     });
-  }
+  });
 }
 
 TEST(LayerWeights, StayFromReadyUntilTheNextLayerInTheirBuffer) {
-  for (const bool overlap : {true, false}) {
+  for_each_way([](const ShardingSpec& spec) {
     on_ranks([&](Transport& world) {
-      ShardedRank rank(world, {.overlap = overlap, .shards_weights = true});
+      ShardedRank rank(world, spec);
       ParamTable& params = rank.params;
       for (int step = 0; step < 2; ++step) {
         for (const Param& p : params.all()) ShardedRank::set_owned(p, step);
@@ -102,11 +112,11 @@ TEST(LayerWeights, StayFromReadyUntilTheNextLayerInTheirBuffer) {
         }
         // The last buffer of the backward pass is layer 0's, and with two buffers the other still belongs to layer 1.
         EXPECT_NE(params.all()[1].w.data, nullptr);
-        EXPECT_EQ(params.all()[3].w.data != nullptr, overlap);
+        EXPECT_EQ(params.all()[3].w.data != nullptr, spec.overlap);
         EXPECT_EQ(params.all()[5].w.data, nullptr);
       }
     });
-  }
+  });
 }
 
 TEST(LayerWeights, AreGatheredUnlessInTheirBuffer) {
@@ -133,9 +143,9 @@ TEST(LayerWeights, AreGatheredUnlessInTheirBuffer) {
 
 // The ranks of a shard have the whole layer between them, and the others hold copies of their shards.
 TEST(LayerWeights, ComeFromShardsAfterTheFirstGather) {
-  for (const bool overlap : {true, false}) {
+  for_each_way([](const ShardingSpec& spec) {
     run_threads(4, {.timeout_s = 30}, [&](Transport& world) {
-      ShardedRank rank(world, {.overlap = overlap, .shards_weights = true}, 3, {"row*"}, /*fsdp_shard=*/2);
+      ShardedRank rank(world, spec, 3, {"row*"}, /*fsdp_shard=*/2);
       const auto bytes_of = [&](const std::vector<int>& layers, int step) {
         const int64_t before = rank.sent();
         for (const int layer : layers) {
@@ -156,18 +166,20 @@ TEST(LayerWeights, ComeFromShardsAfterTheFirstGather) {
         rank.sharding->wait_for_weights(rank.s);
         const int64_t layer = 2 * 1024 * 4;  // a matrix and a frozen row, each in a bucket that is padded to 1024
         EXPECT_EQ(bytes_of({0, 1, 2}, step), 3 * layer * 3 / 4);
-        EXPECT_EQ(bytes_of({2, 1, 0}, step), (overlap ? 1 : 2) * layer / 2);
-        EXPECT_EQ(bytes_of({0, 1, 2}, step), (overlap ? 1 : 2) * layer / 2);
+        EXPECT_EQ(bytes_of({2, 1, 0}, step), (spec.overlap ? 1 : 2) * layer / 2);
+        EXPECT_EQ(bytes_of({0, 1, 2}, step), (spec.overlap ? 1 : 2) * layer / 2);
       }
     });
-  }
+  });
 }
 
 // A CUDA graph gathers the weights that it reads, whatever the buffers held when it was captured.
 TEST(LayerWeights, AreGatheredAgainInEachCapturedPass) {
-  for (const int64_t shard : {0, 2}) {
-    run_threads(4, {.timeout_s = 30}, [&](Transport& world) {
-      ShardedRank rank(world, {.overlap = true, .shards_weights = true}, 3, {}, shard);
+  for (const auto& [shard, on_host] :
+       {std::pair{0, false}, std::pair{2, false}, std::pair{0, true}, std::pair{2, true}}) {
+    run_threads(4, {.timeout_s = 30}, [&, shard = shard, on_host = on_host](Transport& world) {
+      const ShardingSpec spec{.overlap = true, .shards_weights = true, .weights_on_host = on_host};
+      ShardedRank rank(world, spec, 3, {}, shard);
       rank.sharding->wait_for_weights(rank.s);
       GraphCapture first, later, update;
       const auto bytes_of = [&](GraphCapture& capture, bool is_first) {
@@ -226,6 +238,47 @@ TEST(LayerWeights, StartOneLayerEarly) {
     EXPECT_EQ(ShardedRank::different(rank.params.all()[3], 0), 0);
     rank.params.release(rank.s, rank.span(1));
   });
+}
+
+// Copies from the host run when they are waited for, so a missing wait gives other weights. A pass that is announced
+// layer by layer starts those of a gather two layers early.
+TEST(LayerWeights, ComeFromTheHostInEachPass) {
+  for (const int num_ranks : {1, 2}) {
+    for (const bool overlap : {true, false}) {
+      run_threads(num_ranks, {.timeout_s = 30}, [&](Transport& world) {
+        const ShardingSpec spec{.overlap = overlap, .shards_weights = true, .weights_on_host = true};
+        ShardedRank rank(world, spec, /*num_layers=*/5, {"row3"});
+        const int64_t share = 5 * 1024 * 4 / num_ranks, layer = 1024 * 4;
+        EXPECT_EQ(rank.plan.bytes(Life::host), num_ranks == 1 ? 5 * 768 * 4 : share);
+        if (num_ranks > 1 && !overlap) {
+          EXPECT_EQ(rank.plan.bytes(Life::comm), layer + layer / num_ranks);
+        }
+        const auto pass = [&](const std::vector<int>& layers, int step) {
+          for (size_t k = 0; k < layers.size(); ++k) {
+            if (k + 1 < layers.size()) rank.params.gather(rank.s, rank.span(layers[k + 1]));
+            const ParamSpan span = rank.span(layers[k]);
+            rank.params.ready(rank.s, span);
+            for (size_t i = span.begin; i < span.end; ++i) {
+              const Param& p = rank.params.all()[i];
+              EXPECT_EQ(ShardedRank::different(p, p.frozen ? 0 : step), 0) << p.spec.name << " in step " << step;
+            }
+            rank.params.release(rank.s, span);
+          }
+        };
+        for (int step = 0; step < 3; ++step) {
+          for (const Param& p : rank.params.all())
+            if (!p.frozen) ShardedRank::set_owned(p, step);
+          rank.sharding->weights_changed(rank.s);
+          for (int micro_batch = 0; micro_batch < 2; ++micro_batch)
+            rank.sharding->run_passes(rank.s, {.first = micro_batch == 0}, [&] {
+              pass({0, 1, 2, 3, 4}, step);
+              pass({4, 3, 2, 1, 0}, step);
+            });
+          pass({0, 1, 2}, step);  // an evaluation that ends early
+        }
+      });
+    }
+  }
 }
 
 TEST(LayerWeights, RefuseABufferThatIsInUse) {

@@ -29,6 +29,9 @@ struct ShardingSpec {
   // the sums of its gradients (layer_gradients.h).
   bool shards_weights = false;
   bool shards_gradients = false;
+  // The weights of layers that a rank keeps are in host memory, and passes copy them to the device. REQUIRES:
+  // shards_weights, if other ranks hold the same weights of layers.
+  bool weights_on_host = false;
   bool gradients_on_host = false;  // optimizer.offload_grad: sharded sums in bf16 are in host memory
 };
 

@@ -192,26 +192,36 @@ int64_t add_layer_buffers(RankMemory& m, Life life, const std::map<int64_t, int6
 
 void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector<ParamBucket>& trained,
                         const std::vector<ParamBucket>& frozen) {
-  std::map<int64_t, int64_t> weights, gradients;
+  std::map<int64_t, int64_t> weights, staged, gradients, staged_gradients;
   bool any_apart = false;
   for (const auto* buckets : {&trained, &frozen})
-    for (const ParamBucket& bucket : *buckets)
-      if (bucket.shards_weights) weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
+    for (const ParamBucket& bucket : *buckets) {
+      if (!bucket.shards_weights) continue;
+      weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
+      // In staging memory a rank has what it gives to gathers: its share, or the larger shard.
+      if (spec.offload_weights && group_size(spec.mesh, bucket.axis) > 1)
+        staged[bucket.layer] += bucket.numel / shard_size(spec.mesh, bucket.axis) * size_of(bucket.dtype);
+    }
   for (const ParamBucket& bucket : trained)
     if (bucket.shards_gradients) {
       gradients[bucket.layer] += bucket.numel * size_of(bucket.grad());
       any_apart = any_apart || bucket.sums_apart;
+      if (bucket.sums_apart && spec.optimizer->offload_grad)
+        staged_gradients[bucket.layer] += bucket.numel / group_size(spec.mesh, bucket.axis) * size_of(bucket.grad());
     }
   add_layer_buffers(m, Life::comm, weights, spec.overlap);
+  add_layer_buffers(m, Life::comm, staged, spec.overlap);
   const int64_t arrived = add_layer_buffers(m, any_apart ? Life::comm : Life::layer_grad, gradients, spec.overlap);
   if (spec.overlap && arrived > 0) place(m, Life::comm, arrived, DType::u8);
+  add_layer_buffers(m, Life::comm, staged_gradients, spec.overlap);
 }
 
 // A rank keeps the weights that it updates, and a shard where fewer ranks gather them.
 void add_shares(RankMemory& m, const EngineSpec& spec, const ParamBucket& bucket) {
   const int64_t ranks = group_size(spec.mesh, bucket.axis), shard = shard_size(spec.mesh, bucket.axis);
-  add_weights(m, bucket.numel / ranks, bucket.dtype);
-  if (shard < ranks) add_weights(m, bucket.numel / shard, bucket.dtype);
+  const Life life = spec.offload_weights ? Life::host : Life::param;
+  place(m, life, bucket.numel / ranks, bucket.dtype);
+  if (shard < ranks) place(m, life, bucket.numel / shard, bucket.dtype);
 }
 
 void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, const RankPlace& rank) {

@@ -40,12 +40,16 @@ std::vector<HeldParam> params_of(LayoutParts& parts, const StageLayout& layout, 
 
 int64_t aligned_numel(int64_t numel) { return div_ceil(numel, MemoryPlan::kAlign) * MemoryPlan::kAlign; }
 
+bool shards_weights(const EngineSpec& spec, Axis axis) {
+  return spec.offload_weights || (spec.fsdp && group_size(spec.mesh, axis) > 1);
+}
+
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p) {
-  return spec.fsdp && p.layer >= 0 && p.is_frozen() && group_size(spec.mesh, p->axis) > 1;
+  return p.layer >= 0 && p.is_frozen() && shards_weights(spec, p->axis);
 }
 
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params) {
-  const bool by_layer = spec.fsdp || spec.shard_gradients;
+  const bool by_layer = spec.fsdp || spec.shard_gradients || spec.offload_weights;
   const bool is_uneven = spec.model.vocab_size % spec.mesh.tp != 0;
   std::vector<ParamBucket> buckets;
   std::vector<size_t> open;  // of the buckets, one of each kind
@@ -70,7 +74,7 @@ std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<He
                          .sums_apart = p->sums_apart,
                          .layer = layer,
                          .uneven = uneven,
-                         .shards_weights = is_shared && spec.fsdp,
+                         .shards_weights = layer >= 0 && shards_weights(spec, p->axis),
                          .shards_gradients = is_shared && spec.shard_gradients});
     }
     ParamBucket& bucket = buckets[at];

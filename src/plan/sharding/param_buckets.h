@@ -24,7 +24,7 @@ struct ParamBucket {
   bool sums_apart = false;
   int64_t layer = -1;           // HeldParam::layer of all of them, if each layer has its own buckets
   bool uneven = false;          // tables of a vocabulary that tp does not divide
-  bool shards_weights = false;  // a rank keeps only its share of the weights
+  bool shards_weights = false;  // a rank keeps only its share of the weights, apart
   bool shards_gradients = false;
   std::vector<HeldParam> params;
   int64_t sum = 0, numel = 0;  // numel: with padding
@@ -40,6 +40,8 @@ struct RankHeld {
   std::vector<ParamBucket> trained, frozen;  // buckets_of(), frozen_buckets_of()
 };
 RankHeld held_by(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
+// Returns whether a rank keeps its share of the weights of layers apart: they are sharded over the axis, or on the host.
+bool shards_weights(const EngineSpec& spec, Axis axis);
 // Returns whether a parameter is frozen and its rank keeps only a share of it.
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p);
 std::vector<ParamBucket> buckets_of(const EngineSpec& spec, const std::vector<HeldParam>& params);

@@ -22,7 +22,10 @@ LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets) {
       const int64_t all = group_size(spec.mesh, bucket.axis);
-      if (bucket.shards_weights) {
+      if (bucket.shards_weights && spec.offload_weights)
+        traffic.host_bytes +=
+            static_cast<double>(bytes_of(bucket.dtype, bucket.numel / shard_size(spec.mesh, bucket.axis)));
+      if (bucket.shards_weights && all > 1) {
         add(traffic.weights, bucket, bucket.dtype, shard_size(spec.mesh, bucket.axis));
         if (spec.mesh.fsdp_shard > 0) add(traffic.first_weights, bucket, bucket.dtype, all);
       }
@@ -67,6 +70,9 @@ class ShardedStep {
       const auto& first = layer.first_weights.empty() ? layer.weights : layer.first_weights;
       first_gather_.push_back(exchange_of(c, first, GroupCall::all_gather));
       gather_.push_back(exchange_of(c, layer.weights, GroupCall::all_gather));
+      const double host_s =
+          layer.host_bytes > 0 && c.machine.is_gpu ? layer.host_bytes / (c.machine.link_gb_s * 1e9) : 0;
+      for (Exchange* each : {&first_gather_.back(), &gather_.back()}) each->all_s = std::max(each->all_s, host_s);
       sum_.push_back(exchange_of(c, layer.gradients, GroupCall::reduce_scatter));
     }
     done_.first_gathers.resize(layers.size());
@@ -206,7 +212,7 @@ class ShardedStep {
 
 std::vector<LayerTraffic> layer_traffic(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
-  if (!spec.fsdp && !spec.shard_gradients) return {};
+  if (!spec.fsdp && !spec.shard_gradients && !spec.offload_weights) return {};
   std::map<const PartWork*, LayerTraffic> known;
   std::vector<LayerTraffic> layers;
   for (int64_t v = 0; v < layout.num_virtual(); ++v) {

@@ -1,5 +1,6 @@
 // The time and traffic of layers whose weights or gradients are sharded (parallel/sharding/layer_weights.h,
-// layer_gradients.h): gathers of weights, and sums of gradients after each micro-batch.
+// layer_gradients.h): gathers of weights, and sums of gradients after each micro-batch. Weights on the host are copied to
+// the device with a gather; the two overlap, so the longer one counts.
 #pragma once
 
 #include <map>
@@ -20,6 +21,7 @@ struct LayerTraffic {
   std::map<Axis, Sent> weights;        // one gather
   std::map<Axis, Sent> first_weights;  // the first gather in a step, if it is over more ranks; else empty
   std::map<Axis, Sent> gradients;      // the sum of gradients after one micro-batch
+  double host_bytes = 0;               // copied from the host for one gather: memory.offload_weights
 };
 
 // Returns the layers of a rank in the order of its stages. Empty where nothing is sharded.

@@ -12,7 +12,11 @@ std::string rate_text(double bytes_per_s) { return fmt::format("{:.1f} GB/s", by
 }  // namespace
 
 int64_t bytes_read_from_host(const Engine& engine) {
-  return engine.plan().bytes(Life::host) - engine.plan().offloaded_bytes();
+  int64_t bytes = engine.plan().bytes(Life::host) - engine.plan().offloaded_bytes();
+  if (!engine.spec().offload_weights) return bytes;
+  for (const Param& p : engine.model().params().all())
+    if (p.frozen && p.shards_weights()) bytes -= p.owned_weights().num_bytes();
+  return bytes;
 }
 
 void HostLink::add_step(const StepTimes& times, double step_time_s) {

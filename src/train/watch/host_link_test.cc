@@ -87,7 +87,14 @@ TEST(HostLink, AnUpdateReadsWhatIsOnTheHost) {
   EXPECT_LT(static_cast<double>(states), 12 * parameters + 100 * MemoryPlan::kAlign * 4);
   run.optimizer.grad = GradFormat::bf16;
   run.optimizer.offload_grad = true;
-  EXPECT_GT(bytes(), states);
+  const int64_t with_sums = bytes();
+  EXPECT_GT(with_sums, states);
+  run.offload_weights = true;
+  EXPECT_GT(bytes(), with_sums);
+  run.train.freeze = {"model.layers.*"};  // no update reads these
+  const int64_t with_frozen = bytes();
+  run.offload_weights = false;
+  EXPECT_NEAR(with_frozen, bytes(), 100 * MemoryPlan::kAlign * 4) << "without the padding of weights";
 }
 
 }  // namespace
