@@ -136,7 +136,9 @@ void check_context_parallel(const RunSpec& s, int64_t ranks) {
     return;
   }
   if (!has_windows(s.model))
-    refuse_idle(s, "parallel.cp_comm_window", "no layer of the model has a window (model.sliding_window); remove it");
+    refuse_idle(s, "parallel.cp_comm_window",
+                "no layer of the model has a window (model.sliding_window, for some families with "
+                "model.use_sliding_window = true); remove it");
   check_heads(s, ranks, "parallel.cp_comm", p.cp_comm);
   if (p.cp_comm_window) check_heads(s, ranks, "parallel.cp_comm_window", *p.cp_comm_window);
   check_levels(s);
