@@ -378,7 +378,8 @@ void check_layout(const RunSpec& s, int64_t ranks) {
   check_divides("etp", p.etp, {{"model.moe_intermediate_size", m.moe_intermediate_size}}, ranks, p.ep * p.pp);
   MOEBIUS_CHECK(usage, m.vocab_size >= p.tp, "parallel.tp must be at most model.vocab_size = {}; got {}", m.vocab_size,
                 p.tp);
-  check_context_parallel(s);
+  check_context_parallel(s, ranks);
+  check_rows_of_tp(s);
   if (p.ep * p.etp == 1) {
     for (const char* key :
          {"parallel.dispatcher", "parallel.expert_overlap", "moe.rank_rows_factor", "memory.expert_rows"}) {

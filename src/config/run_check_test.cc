@@ -377,7 +377,7 @@ TEST(Check, RefusesADatasetTwiceAndWeightsOfHeldOutData) {
 }
 
 TEST(Check, RefusesDegreesThatDoNotDivide) {
-  EXPECT_NO_THROW(parse({"parallel.tp=2", "parallel.ep=2"}).check(2));
+  EXPECT_NO_THROW(parse({"parallel.tp=2", "parallel.ep=2", "train.seq_len=8"}).check(2));
   EXPECT_THAT(check_error({"parallel.tp=2"}), HasSubstr("divisible by tp * cp * pp = 2 * 1 * 1; got 1;"));
   EXPECT_THAT(check_error({"parallel.tp=4"}, 4),
               HasSubstr("parallel.tp must divide model.num_attention_heads = 2; got 4; the nearest for 4 ranks is 2"));

@@ -150,17 +150,21 @@ class Rig {
     model_->backward_weight(step, {.saved_set = m});
   }
 
-  // Returns the operations of a backward pass, in flops, and its products.
-  std::pair<double, int64_t> cost_of_backward(int64_t m) {
+  // The ops of a backward pass, and their operations in flops.
+  struct Work {
+    std::map<std::string, int64_t> ops;
+    double flops = 0;
+  };
+  Work work_of_backward(int64_t m) {
     Trace trace;
     Stream traced(DeviceKind::cpu, pool_, &trace);
     backward(traced, plan_.stack(), m);
-    std::pair<double, int64_t> cost;
+    Work work;
     for (const TraceEvent& event : trace.events()) {
-      cost.first += event.cost.flops;
-      cost.second += event.name == std::string("gemm");
+      work.flops += event.cost.flops;
+      ++work.ops[event.name];
     }
-    return cost;
+    return work;
   }
 
   using Results = std::map<std::string, std::vector<std::byte>>;
@@ -261,6 +265,40 @@ TEST(BackwardPassesOfChunks, RecomputeChangesNoBit) {
   }
 }
 
+// Returns the ops that a backward pass has in addition if it recomputes.
+std::map<std::string, int64_t> more_ops(const ModelSpec& model, const RecomputeSpec& recompute, int64_t chunk) {
+  const auto ops = [&](const RecomputeSpec& spec) {
+    Rig rig({.name = "", .model = model, .recompute = spec, .dtype = DType::bf16, .chunk = chunk}, /*splits=*/false);
+    rig.forward(0);
+    return rig.work_of_backward(0).ops;
+  };
+  std::map<std::string, int64_t> more = ops(recompute);
+  for (const auto& [name, count] : ops({})) more[name] -= count;
+  std::erase_if(more, [](const auto& op) { return op.second == 0; });
+  return more;
+}
+
+// A layer that is recomputed runs each op once whose results backward reads: not the router, nor the down projection of the
+// experts and their combination. A long sequence also projects q, k and v once more, and computes their input for it
+// and for their weight gradients. The other names keep attention's output: no attention, no output projection.
+TEST(BackwardPassesOfChunks, RecomputeRunsOnlyWhatBackwardReads) {
+  ModelSpec model = moe_model();
+  model.num_layers = 1;
+  model.moe_layers = {true};
+  model.shared_intermediate_size = 0;
+  model.shared_expert_gate = false;
+  using Ops = std::map<std::string, int64_t>;
+  const Ops whole = more_ops(model, {.layer = true}, 0), in_chunks = more_ops(model, {.layer = true}, 2);
+  EXPECT_EQ(
+      whole,
+      (Ops{{"rms_norm_fwd", 2}, {"gemm", 2}, {"rope_fwd", 1}, {"attention_fwd", 1}, {"add", 1}, {"expert_up", 1}}));
+  EXPECT_EQ(
+      in_chunks,
+      (Ops{{"rms_norm_fwd", 4}, {"gemm", 3}, {"rope_fwd", 1}, {"attention_fwd", 1}, {"add", 1}, {"expert_up", 4}}));
+  EXPECT_EQ(more_ops(model, {.norm = true, .qkv = true, .expert_up = true}, 2),
+            (Ops{{"rms_norm_fwd", 3}, {"gemm", 1}, {"expert_up", 4}}));
+}
+
 // The losses are those of one computation, and so are gradients but for the order of their sums.
 TEST(BackwardPassesOfChunks, EqualOneComputation) {
   for (const ModelSpec& model : {dense_model(), moe_model(), gpt_oss_model(), latent_model(0), latent_model(3)}) {
@@ -317,10 +355,9 @@ TEST_P(LowestTrained, NothingIsComputedBelow) {
   Rig all({.name = p.name, .model = p.model}, /*splits=*/false),
       some({.name = p.name, .model = p.model, .freeze = p.freeze}, /*splits=*/false);
   for (Rig* rig : {&all, &some}) rig->forward(0);
-  const auto [all_flops, all_gemms] = all.cost_of_backward(0);
-  const auto [some_flops, some_gemms] = some.cost_of_backward(0);
-  EXPECT_LT(some_flops, all_flops / 2);
-  EXPECT_EQ(some_gemms, p.gemms) << "of " << all_gemms;
+  Rig::Work of_all = all.work_of_backward(0), of_some = some.work_of_backward(0);
+  EXPECT_LT(of_some.flops, of_all.flops / 2);
+  EXPECT_EQ(of_some.ops["gemm"], p.gemms) << "of " << of_all.ops["gemm"];
   const Rig::Results want = all.results();
   for (const auto& [name, bytes] : some.results()) EXPECT_TRUE(want.at(name) == bytes) << name;
 }

@@ -21,13 +21,29 @@ bool has_windows(const ModelSpec& m) {
   return false;
 }
 
-void check_heads(const RunSpec& s, const char* key, CpComm comm) {
+// Returns the cp nearest to this one, the smaller of two, into which the ranks can be grouped and for which the sequence
+// can be cut, and heads shared where some layers do.
+int64_t nearest_cp(const RunSpec& s, int64_t ranks) {
+  const ParallelSpec& p = s.parallel;
+  const bool shares_heads = p.cp_comm == CpComm::alltoall || p.cp_comm_window == CpComm::alltoall;
+  const int64_t heads = s.model.num_kv_heads / p.tp, groups = ranks / (p.tp * p.pp);
+  int64_t nearest = 1;
+  for (int64_t cp = 2; cp <= groups; ++cp) {
+    if (groups % cp != 0 || s.train.seq_len % (2 * cp) != 0) continue;
+    if (shares_heads && heads % cp != 0) continue;
+    if (p.dynamic_cp && !std::has_single_bit(static_cast<uint64_t>(cp))) continue;
+    if (std::abs(cp - p.cp) < std::abs(nearest - p.cp)) nearest = cp;
+  }
+  return nearest;
+}
+
+void check_heads(const RunSpec& s, int64_t ranks, const char* key, CpComm comm) {
   const ModelSpec& m = s.model;
   const ParallelSpec& p = s.parallel;
   MOEBIUS_CHECK(usage, comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
                 "{} = \"alltoall\" shares heads: tp * cp = {} * {} must divide model.num_key_value_heads = {}; choose "
                 "\"allgather\" or \"ring\", or parallel.cp = {}{}",
-                key, p.tp, p.cp, m.num_kv_heads, largest_divisor(m.num_kv_heads / p.tp, p.cp), origin(s, key));
+                key, p.tp, p.cp, m.num_kv_heads, nearest_cp(s, ranks), origin(s, key));
 }
 
 // Returns the values of cp_inner that make two levels, in words.
@@ -80,25 +96,18 @@ void check_levels(const RunSpec& s) {
                 origin(s, "parallel.cp_inner"));
 }
 
-// Returns the largest divisor of cp that a sequence of this length can be cut for.
-int64_t cp_that_divides(const RunSpec& s) {
-  int64_t cp = s.parallel.cp;
-  while (cp > 1 && (s.parallel.cp % cp != 0 || s.train.seq_len % (2 * cp) != 0)) --cp;
-  return cp;
-}
-
 // Returns "the nearest are 32 and 40, or parallel.cp = 1". A length beyond the positions of the model is refused
 // with each cp, so no other cp is named then.
-std::string lengths_or_cp(const RunSpec& s) {
+std::string lengths_or_cp(const RunSpec& s, int64_t ranks) {
   const int64_t of = 2 * s.parallel.cp, positions = s.model.max_position_embeddings, seq_len = s.train.seq_len;
   if (of > positions)
     return seq_len > positions ? "choose a smaller parallel.cp and a length within the positions of the model"
-                               : fmt::format("choose parallel.cp = {}", cp_that_divides(s));
+                               : fmt::format("choose parallel.cp = {}", nearest_cp(s, ranks));
   if (seq_len > positions)
     return fmt::format("the nearest within model.max_position_embeddings = {} {}", positions,
                        nearest_multiples(positions, of, positions));
   return fmt::format("the nearest {}, or parallel.cp = {}", nearest_multiples(seq_len, of, positions),
-                     cp_that_divides(s));
+                     nearest_cp(s, ranks));
 }
 
 void check_dynamic(const RunSpec& s) {
@@ -119,7 +128,7 @@ void check_dynamic(const RunSpec& s) {
 
 }  // namespace
 
-void check_context_parallel(const RunSpec& s) {
+void check_context_parallel(const RunSpec& s, int64_t ranks) {
   const ParallelSpec& p = s.parallel;
   if (p.cp == 1) {
     for (const char* key : {"parallel.cp_comm", "parallel.cp_comm_window", "parallel.cp_inner", "parallel.dynamic_cp"})
@@ -127,14 +136,33 @@ void check_context_parallel(const RunSpec& s) {
     return;
   }
   if (!has_windows(s.model))
-    refuse_idle(s, "parallel.cp_comm_window", "no layer of the model has a window (model.sliding_window); remove it");
-  check_heads(s, "parallel.cp_comm", p.cp_comm);
-  if (p.cp_comm_window) check_heads(s, "parallel.cp_comm_window", *p.cp_comm_window);
+    refuse_idle(s, "parallel.cp_comm_window",
+                "no layer of the model has a window (model.sliding_window, for some families with "
+                "model.use_sliding_window = true); remove it");
+  check_heads(s, ranks, "parallel.cp_comm", p.cp_comm);
+  if (p.cp_comm_window) check_heads(s, ranks, "parallel.cp_comm_window", *p.cp_comm_window);
   check_levels(s);
   check_dynamic(s);
   MOEBIUS_CHECK(usage, s.train.seq_len % (2 * p.cp) == 0,
                 "train.seq_len must be divisible by 2 * parallel.cp = {}; got {}; {}{}", 2 * p.cp, s.train.seq_len,
-                lengths_or_cp(s), origin(s, "train.seq_len"));
+                lengths_or_cp(s, ranks), origin(s, "train.seq_len"));
+}
+
+void check_rows_of_tp(const RunSpec& s) {
+  const ParallelSpec& p = s.parallel;
+  const int64_t seq_len = s.train.seq_len, positions = s.model.max_position_embeddings,
+                rows = s.train.micro_batch * seq_len / p.cp;
+  if (rows % p.tp == 0 || seq_len > positions) return;  // too long a sequence is refused as such
+  // Lengths whose rows tp divides, and of which a rank of cp has two equal pieces.
+  const int64_t of = std::lcm(p.tp / std::gcd(p.tp, s.train.micro_batch), p.cp > 1 ? int64_t{2} : int64_t{1}) * p.cp;
+  const std::string lengths = of > positions ? "choose another"
+                                             : fmt::format("the nearest train.seq_len {}, or choose another",
+                                                           nearest_multiples(seq_len, of, positions));
+  MOEBIUS_FAIL(
+      usage,
+      "parallel.tp = {} must divide the tokens of a micro-batch on a rank, train.micro_batch * train.seq_len / "
+      "parallel.cp = {} * {} / {} = {}; {} train.micro_batch or parallel.tp{}",
+      p.tp, s.train.micro_batch, seq_len, p.cp, rows, lengths, origin(s, "parallel.tp"));
 }
 
 }  // namespace moebius

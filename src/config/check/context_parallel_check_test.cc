@@ -42,5 +42,24 @@ TEST(CheckContextParallel, LengthBeyondThePositionsNamesNoOtherCp) {
               HasSubstr("got 37; choose a smaller parallel.cp and a length within the positions of the model [--set]"));
 }
 
+// The nearest cp is one into which the ranks can be grouped.
+TEST(CheckContextParallel, TheNearestCpIsOneOfTheseRanks) {
+  EXPECT_THAT(check_error({"parallel.cp=3", "train.seq_len=16"}, 12),
+              HasSubstr("2 * parallel.cp = 6; got 16; the nearest are 12 and 18, or parallel.cp = 2 [--set]"));
+  EXPECT_THAT(check_error({"parallel.cp=3", "train.seq_len=16"}, 3),
+              HasSubstr("got 16; the nearest are 12 and 18, or parallel.cp = 1 [--set]"));
+  EXPECT_THAT(check_error({"parallel.cp=6", "train.seq_len=16"}, 24), HasSubstr("or parallel.cp = 4 [--set]"));
+  EXPECT_THAT(check_error({"parallel.cp=6", "train.seq_len=16", "parallel.cp_comm=alltoall"}, 24),
+              HasSubstr("\"allgather\" or \"ring\", or parallel.cp = 2 [--set]"));
+}
+
+TEST(CheckContextParallel, RowsThatTpDoesNotDivideNameTheNearestLengths) {
+  EXPECT_THAT(check_error({"parallel.tp=2", "train.micro_batch=1", "train.seq_len=15"}, 2),
+              HasSubstr("parallel.tp = 2 must divide the tokens of a micro-batch on a rank, train.micro_batch * "
+                        "train.seq_len / parallel.cp = 1 * 15 / 1 = 15; the nearest train.seq_len are 14 and 16, or "
+                        "choose another train.micro_batch or parallel.tp [--set]"));
+  EXPECT_NO_THROW(parse({"parallel.tp=2", "train.micro_batch=2", "train.seq_len=15"}).check(2));
+}
+
 }  // namespace
 }  // namespace moebius

@@ -76,6 +76,18 @@ void add_yarn(std::vector<RunNote>& notes, const RunSpec& run) {
                      run.train.seq_len, stretched, s.factor, s.original_positions)});
 }
 
+// Of a recipe's own model: the config.json of a hub may have a window that is switched off.
+void add_window(std::vector<RunNote>& notes, const RunSpec& run) {
+  const auto from = run.provenance.find("model.sliding_window");
+  if (from == run.provenance.end() || from->second == "default" || !run.model_hf.empty()) return;
+  if (run.model.sliding_window > 0 || run.model.family == "moebius") return;
+  notes.push_back(
+      {fmt::format("model.sliding_window has no effect: \"{}\" reads it with model.use_sliding_window = true; "
+                   "set that, or remove it",
+                   run.model.family),
+       /*is_warning=*/true});
+}
+
 }  // namespace
 
 std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
@@ -86,6 +98,7 @@ std::vector<RunNote> run_notes(const RunSpec& run, int64_t num_ranks) {
     add_sharding(notes, "parallel.shard_gradients", "gradients", run, num_ranks, !run.lora.is_on());
   add_offload(notes, run);
   add_yarn(notes, run);
+  add_window(notes, run);
   return notes;
 }
 

@@ -92,6 +92,23 @@ TEST(RunNotes, OfTheFactorOfYarnInAModelsFolder) {
   EXPECT_THAT(run_notes(read_back(run, true), 1), IsEmpty()) << "the resolved recipe has the factor";
 }
 
+TEST(RunNotes, OfAWindowThatTheFamilyDoesNotRead) {
+  const Sets window{"model.model_type=qwen3_moe", "model.sliding_window=9"};
+  const auto notes = [&](Sets more) {
+    more.insert(more.begin(), window.begin(), window.end());
+    return run_notes(parse(more), 1);
+  };
+  ASSERT_EQ(notes({}).size(), 1U);
+  EXPECT_TRUE(notes({})[0].is_warning);
+  EXPECT_EQ(
+      notes({})[0].text,
+      "model.sliding_window has no effect: \"qwen3_moe\" reads it with model.use_sliding_window = true; set that, or "
+      "remove it");
+  EXPECT_THAT(notes({"model.use_sliding_window=true"}), IsEmpty());
+  EXPECT_THAT(run_notes(read_back(parse(window), true), 1), IsEmpty()) << "the resolved recipe has no window";
+  EXPECT_THAT(run_notes(parse({"model.sliding_window=9"}), 1), IsEmpty()) << "\"moebius\" reads it";
+}
+
 // `train` refuses it when it reads the recipe, not when it has begun to build the model.
 TEST(RunNotes, RowsOfExpertsThatCannotMoveAreRefused) {
   const std::string rows = "memory.offload=[\"expert_up\"]", ep = "parallel.ep=2";

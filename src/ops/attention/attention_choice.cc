@@ -41,34 +41,56 @@ bool takes(const char* who, const Op& a, bool can, bool is_faster) {
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// Measured on one H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19:
-//   32/4 heads of 128, 32 x 512 303 and 361; 16 x 2048 564 and 574; 1 x 4096 614 and 536; 8 x 4096 643 and 622;
-//   window of 1024 511 and 511
-//   16/16 heads of 128, 1 x 4096 470 and 457; 8 x 4096 629 and 606; 1 x 32768 731 and 674; 1 x 131072 668 and 605
-//   64/8 heads of 64, 32 x 1024 294 and 350; 1 x 4096 440 and 407; 8 x 4096 475 and 446; window of 128 104 and 131
-//   latent, 128 heads, 1 x 4096 689 and 599; 8 x 4096 684 and 615
+// Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance.md has more shapes.
+//   32/4 heads of 128, 32 x 512 302 and 360; 4 x 1024 379 and 387; 1 x 2048 471 and 400; 2 x 2048 500 and 470; 8 x 2048
+//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 1024 516 and 515; 1 x 32768, window of 4096 680 and
+//   626
+//   16/16 heads of 128, 4 x 1024 301 and 323; 8 x 2048 513 and 524; 1 x 4096 471 and 452; 8 x 4096 629 and 606
+//   64/8 heads of 64, 32 x 512 217 and 265; 32 x 1024 294 and 350; 1 x 2048 344 and 323; 4 x 2048 393 and 389; 16 x 2048
+//   415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131
+//   latent, 128 heads, 8 x 512 325 and 328; 1 x 1024 393 and 371; 4 x 1024 475 and 450; 1 x 2048 566 and 517; 4 x 2048 605
+//   and 559; 8 x 4096 684 and 615
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
-  // Nothing with fewer tiles was measured.
-  constexpr int64_t kLong = 4096, kFewTiles = 512;
+  // Nothing with fewer tiles was measured. Few tiles of short sequences fill the last wave of cuDNN's blocks badly.
+  constexpr int64_t kLong = 4096, kFewTiles = 512, kTilesOfShort = 1024, kLongWindow = 1024;
   const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
   if (is_portable) return z.window == 0;  // with windows they were not measured
-  return z.window > 0 || z.kv_rows < kLong || query_tiles(z) < kFewTiles;
+  const int64_t tiles = query_tiles(z);
+  if (tiles < kFewTiles) return true;
+  if (z.window > 0) return z.width != 128 || z.window < kLongWindow || z.kv_rows < kLong;
+  if (z.width == 192) return z.kv_rows < 1024;
+  if (z.width == 64) return z.kv_rows < 2048;
+  const bool is_short = z.kv_rows >= 2048 && tiles <= kTilesOfShort && z.heads > z.kv_heads;
+  return z.kv_rows < kLong && !is_short;
 }
 
-// The same, cuDNN's deterministic pass; ours on 2026-11-26 and 2026-11-27:
-//   32/4 heads of 128, 8 x 4096 509 and 378; 16/16 heads 460 and 379
-//   64/8 heads of 64, 8 x 4096 461 and 246; latent, 8 x 4096 409 and 332
+// The same, our kernels and cuDNN's deterministic pass:
+//   32/4 heads of 128, 8 x 512 215 and 193; 32 x 512 296 and 239; 4 x 1024 260 and 272; 1 x 2048 151 and 283; 2 x 2048 289
+//   and 341; 8 x 2048 461 and 348; 1 x 4096 305 and 394
+//   16/16 heads of 128, 32 x 512 220 and 238; 4 x 1024 276 and 235; 8 x 2048 435 and 353; 1 x 4096 466 and 337
+//   64/8 heads of 64, 8 x 512 252 and 150; 1 x 2048 264 and 226; 4 x 2048 457 and 257; 8 x 4096 538 and 264
+//   latent, 128 heads, 8 x 512 245 and 241; 1 x 1024 315 and 272; 4 x 2048 436 and 327
+//   32/4 heads of 96, 8 x 512 180 and 152; 4 x 1024 217 and 209; 1 x 2048 126 and 215; 2 x 2048 241 and 260; 16 x 1024 330
+//   and 240; 1 x 4096 255 and 298; 8 x 4096 462 and 294
+//   32/4 heads of 256, 8 x 512 214 and 173; 1 x 2048 192 and 243; 2 x 2048 313 and 267; 1 x 4096 347 and 275; 8 x 4096 531
+//   and 275
+//   windows: 32/4 heads of 128, 8 x 4096, 1024 408 and 173; 64/8 heads of 64, 8 x 4096, 128 139 and 16
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
-//   heads of 32 149 and 135; 80 186 and 249; 96 217 and 293; 160 137 and 198; 256 153 and 271
-// One H200, 2026-11-29, 8 x 4096, our Hopper kernels and cuDNN's deterministic pass:
-//   heads of 96 462 and 294; 256 531 and 275; shorter calls were not measured, and have the bound of 64 and 128
-// Our kernels fill a GPU with two or more blocks per multiprocessor.
+//   heads of 32 149 and 135; 80 186 and 249; 160 137 and 198
+// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster where heads are narrow, or
+// where sequences are short, so that their longest block is.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
+  constexpr int64_t kTwoWaves = 256, kOneWave = 128;
   if (z.width != z.v_width || z.window > 0) return false;
-  const bool is_hopper = z.width == 64 || z.width == 96 || z.width == 128 || z.width == 256;
-  return is_hopper ? dkv_blocks(z) < 256 : z.width > 64;
+  const auto needs = [&](int64_t rows_of_one_wave) { return z.kv_rows <= rows_of_one_wave ? kOneWave : kTwoWaves; };
+  const int64_t blocks = dkv_blocks(z);
+  if (z.width == 64 || z.width == 256) return blocks < kOneWave;
+  if (z.width == 96) return blocks < needs(1024);
+  if (z.width != 128) return z.width > 64;
+  // With one head a group, blocks of short sequences have few steps for each of their tiles.
+  return blocks < needs(512) || (z.heads == z.kv_heads && z.kv_rows <= 512);
 }
 
 namespace {

@@ -30,7 +30,14 @@ TEST(AttentionChoice, CudnnIsChosenByTheMeasuredTable) {
   EXPECT_TRUE(cudnn_is_faster_fwd(causal(1, 4096, 15, 15, 128))) << "too few tiles for a GPU";
   AttentionShape window = qwen;
   window.window = 1024;
+  EXPECT_FALSE(cudnn_is_faster_fwd(window));
+  EXPECT_FALSE(cudnn_is_faster_bwd(window));
+  window.window = 1023;
   EXPECT_TRUE(cudnn_is_faster_fwd(window));
+  AttentionShape narrow_window = narrow;
+  narrow_window.window = 1024;
+  EXPECT_TRUE(cudnn_is_faster_fwd(narrow_window));
+  EXPECT_FALSE(cudnn_is_faster_bwd(narrow_window));
   EXPECT_FALSE(cudnn_is_faster_bwd(qwen));
   EXPECT_FALSE(cudnn_is_faster_bwd(long_qwen));
   EXPECT_FALSE(cudnn_is_faster_bwd(latent));
@@ -42,6 +49,36 @@ TEST(AttentionChoice, CudnnIsChosenByTheMeasuredTable) {
     EXPECT_EQ(cudnn_is_faster_bwd(causal(1, 512, 32, 4, width)), width > 64) << width;
     other.window = 1024;
     EXPECT_FALSE(cudnn_is_faster_fwd(other) || cudnn_is_faster_bwd(other)) << width;
+  }
+}
+
+// A measured call of short sequences, and whether cuDNN is the faster one.
+struct ShortCall {
+  AttentionShape shape;
+  bool fwd, bwd;
+};
+
+TEST(AttentionChoice, ShortSequencesAreAsMeasured) {
+  const ShortCall calls[] = {
+      {causal(32, 512, 32, 4, 128), true, false},     {causal(8, 512, 32, 4, 128), true, false},
+      {causal(4, 1024, 32, 4, 128), true, true},      {causal(1, 2048, 32, 4, 128), false, true},
+      {causal(2, 2048, 32, 4, 128), false, true},     {causal(8, 2048, 32, 4, 128), true, false},
+      {causal(1, 4096, 32, 4, 128), false, true},     {causal(32, 512, 16, 16, 128), true, true},
+      {causal(4, 1024, 16, 16, 128), true, false},    {causal(8, 2048, 16, 16, 128), true, false},
+      {causal(1, 4096, 16, 16, 128), false, false},   {causal(32, 512, 64, 8, 64), true, false},
+      {causal(8, 512, 64, 8, 64), true, false},       {causal(1, 2048, 64, 8, 64), false, false},
+      {causal(4, 2048, 64, 8, 64), false, false},     {causal(8, 512, 128, 128, 192), true, false},
+      {causal(1, 1024, 128, 128, 192), false, false}, {causal(4, 2048, 128, 128, 192), false, false},
+      {causal(8, 512, 32, 4, 96), true, false},       {causal(4, 1024, 32, 4, 96), true, false},
+      {causal(1, 2048, 32, 4, 96), true, true},       {causal(2, 2048, 32, 4, 96), true, true},
+      {causal(1, 4096, 32, 4, 96), true, true},       {causal(16, 1024, 32, 4, 96), true, false},
+      {causal(8, 512, 32, 4, 256), true, false},      {causal(4, 1024, 32, 4, 256), true, false},
+      {causal(1, 2048, 32, 4, 256), true, true},      {causal(2, 2048, 32, 4, 256), true, false},
+      {causal(1, 4096, 32, 4, 256), true, false}};
+  for (const ShortCall& c : calls) {
+    const AttentionShape& z = c.shape;
+    EXPECT_EQ(cudnn_is_faster_fwd(z), c.fwd) << z.batch << " x " << z.rows << ", " << z.heads << " of " << z.width;
+    EXPECT_EQ(cudnn_is_faster_bwd(z), c.bwd) << z.batch << " x " << z.rows << ", " << z.heads << " of " << z.width;
   }
 }
 

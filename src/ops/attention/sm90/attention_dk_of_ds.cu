@@ -73,28 +73,19 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     dk_of_ds_kernel(const __grid_constant__ CUtensorMap queries, T* dk, DsTiles ds, AttentionSizes z) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
-  const int kv_head = ds.kv_head + blockIdx.x, b = ds.b + blockIdx.y;
-  const int key = blockIdx.z * kDkvKeys;  // the longest first
-  const int first_row = max(key, ds.query_begin * static_cast<int>(kDsEdge));
-  if (threadIdx.x < 32) {
-    const int64_t rows_end = rows_end_of<true>(z, ds, b, first_row, key);
-    if (threadIdx.x == 0) {
-      shared.rows_end = static_cast<int>(rows_end);
-      for (int i = 0; i < kStages; ++i) {
-        mbarrier_init(smem_addr(&shared.full[i]), 1);
-        mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
-      }
-      fence_mbarrier_init();
+  const DsBlock at = ds_block(ds);
+  const DkvWalk walk = begin_walk(shared.rows_end, z, ds, at, [&] {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(smem_addr(&shared.full[i]), 1);
+      mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
     }
-  }
-  __syncthreads();
-  const DkvWalk walk = walk_of_block(z, first_row, shared.rows_end);
+  });
   if (threadIdx.x < kGroupThreads) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) load_tiles(shared, &queries, ds, walk, kv_head, key, b);
+    if (threadIdx.x == 0) load_tiles(shared, &queries, ds, walk, at.kv_head, at.key, at.b);
   } else {
     more_registers<kConsumerRegisters>();
-    multiply_tiles(shared, dk, z, walk, ds, kv_head, key, b);
+    multiply_tiles(shared, dk, z, walk, ds, at.kv_head, at.key, at.b);
   }
 }
 

@@ -41,15 +41,6 @@ struct DkvWalk {
   }
 };
 
-// The walk of a block whose steps have 64 queries.
-__device__ __forceinline__ DkvWalk walk_of_block(const AttentionSizes& z, int first_row, int rows_end) {
-  const int edge = kDsEdge, rows = max(0, rows_end - first_row);
-  return {.first_row = first_row,
-          .end_row = rows_end,
-          .rows_of_step = edge,
-          .steps = (rows + edge - 1) / edge * (z.heads / z.kv_heads)};
-}
-
 // Returns the end of the rows that a block walks. Where ds is kept, whole tiles of it are written: what queries past the
 // end see is zero.
 template <bool kKeepsDs>
@@ -60,6 +51,39 @@ __device__ __forceinline__ int64_t rows_end_of(const AttentionSizes& z, const Ds
   if constexpr (!kKeepsDs) return rows_end;
   const int64_t tile_end = (rows_end + kDsEdge - 1) / kDsEdge, slice_end = ds.query_end;
   return (tile_end < slice_end ? tile_end : slice_end) * kDsEdge;
+}
+
+// The place of a block that writes or reads tiles of ds, and the first query of the slice that sees one of its keys.
+struct DsBlock {
+  int kv_head, b, key, first_row;
+};
+__device__ __forceinline__ DsBlock ds_block(const DsTiles& ds) {
+  const int key = blockIdx.z * kDkvKeys;  // the longest first
+  return {.kv_head = static_cast<int>(ds.kv_head + blockIdx.x),
+          .b = static_cast<int>(ds.b + blockIdx.y),
+          .key = key,
+          .first_row = max(key, ds.query_begin * static_cast<int>(kDsEdge))};
+}
+
+// Returns the walk of a block, whose steps have 64 queries. All threads call it: the first warp finds the end of the walk,
+// and its first thread calls init_barriers().
+template <class Init>
+__device__ __forceinline__ DkvWalk begin_walk(int& rows_end, const AttentionSizes& z, const DsTiles& ds,
+                                              const DsBlock& block, Init&& init_barriers) {
+  if (threadIdx.x < 32) {
+    const int64_t end = rows_end_of<true>(z, ds, block.b, block.first_row, block.key);
+    if (threadIdx.x == 0) {
+      rows_end = static_cast<int>(end);
+      init_barriers();
+      fence_mbarrier_init();
+    }
+  }
+  __syncthreads();
+  const int edge = kDsEdge, rows = max(0, rows_end - block.first_row);
+  return {.first_row = block.first_row,
+          .end_row = rows_end,
+          .rows_of_step = edge,
+          .steps = (rows + edge - 1) / edge * (z.heads / z.kv_heads)};
 }
 
 // A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory; with

@@ -165,33 +165,24 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     dv_and_ds_kernel(const __grid_constant__ BwdMaps maps, T* dv, RowSums sums, DsTiles ds, AttentionSizes z) {
   extern __shared__ __align__(1024) unsigned char raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
-  const int kv_head = ds.kv_head + blockIdx.x, b = ds.b + blockIdx.y;
-  const int key = blockIdx.z * kDkvKeys;  // the longest first
-  const int first_row = max(key, ds.query_begin * static_cast<int>(kDsEdge));
-  if (threadIdx.x < 32) {
-    const int64_t rows_end = rows_end_of<true>(z, ds, b, first_row, key);
-    if (threadIdx.x == 0) {
-      shared.rows_end = static_cast<int>(rows_end);
-      for (uint64_t* barrier : {&shared.keys_full, &shared.values_full}) mbarrier_init(smem_addr(barrier), 1);
-      for (int i = 0; i < kPlaces; ++i) {
-        mbarrier_init(smem_addr(&shared.full[i]), 1);
-        mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
-      }
-      for (int i = 0; i < 2; ++i) {
-        mbarrier_init(smem_addr(&shared.columns_full[i]), 32);
-        mbarrier_init(smem_addr(&shared.columns_empty[i]), kConsumerWarps);
-      }
-      fence_mbarrier_init();
+  const DsBlock at = ds_block(ds);
+  const DkvWalk walk = begin_walk(shared.rows_end, z, ds, at, [&] {
+    for (uint64_t* barrier : {&shared.keys_full, &shared.values_full}) mbarrier_init(smem_addr(barrier), 1);
+    for (int i = 0; i < kPlaces; ++i) {
+      mbarrier_init(smem_addr(&shared.full[i]), 1);
+      mbarrier_init(smem_addr(&shared.empty[i]), kConsumerWarps);
     }
-  }
-  __syncthreads();
-  const DkvWalk walk = walk_of_block(z, first_row, shared.rows_end);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(smem_addr(&shared.columns_full[i]), 32);
+      mbarrier_init(smem_addr(&shared.columns_empty[i]), kConsumerWarps);
+    }
+  });
   if (threadIdx.x < kGroupThreads) {
     fewer_registers<kProducerRegisters>();
-    if (threadIdx.x < 32) load_rows(shared, maps, sums, z, walk, kv_head, key, b);
+    if (threadIdx.x < 32) load_rows(shared, maps, sums, z, walk, at.kv_head, at.key, at.b);
   } else {
     more_registers<kConsumerRegisters>();
-    multiply_rows_of(shared, dv, z, walk, ds, kv_head, key, b);
+    multiply_rows_of(shared, dv, z, walk, ds, at.kv_head, at.key, at.b);
   }
 }
 
