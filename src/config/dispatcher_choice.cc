@@ -121,7 +121,10 @@ DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q) {
                 "CUDA graphs; set run.graph = false, or dispatcher = \"allgather\"{}",
                 q.origin);
   if (q.asked == DispatcherKind::two_level) check_nodes(q.ep, q.etp, q.ranks_per_node, q.origin);
-  return {q.asked, name_of(q.asked), "parallel.dispatcher asks for it"};
+  std::string reason = "parallel.dispatcher asks for it";
+  if (q.asked == DispatcherKind::direct && !q.peers.all && !q.peers.why.empty())
+    reason += fmt::format("; a run would refuse it, because {}", q.peers.why);
+  return {q.asked, name_of(q.asked), reason};
 }
 
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) {

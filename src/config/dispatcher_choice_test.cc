@@ -50,6 +50,16 @@ TEST(DispatcherChoice, AutoIsNeverAllToAllUnderGraphs) {
             "run.graph = false \"auto\" is all-to-all, which sends less (parallel.ep = 8, top-k = 4)");
 }
 
+TEST(DispatcherChoice, DirectThatARunWouldRefuseIsCalledSo) {
+  const auto reason = [](const PeerReach& peers) {
+    return resolve_dispatcher({.asked = DispatcherKind::direct, .ep = 4, .top_k = 4, .peers = peers}).reason;
+  };
+  EXPECT_EQ(reason({}), "parallel.dispatcher asks for it");
+  EXPECT_EQ(reason({.all = true, .why = "they are neighbours"}), "parallel.dispatcher asks for it");
+  EXPECT_EQ(reason({.why = "they are on two machines"}),
+            "parallel.dispatcher asks for it; a run would refuse it, because they are on two machines");
+}
+
 TEST(DispatcherChoice, AutoIsDirectWhereRanksReachEachOther) {
   for (const bool captures : {false, true}) {
     for (const int64_t ep : {2, 8}) {

@@ -1,5 +1,6 @@
 // Rows between windows. A warp owns a row. No kernel waits for another rank: rounds do (comm/peer_window.h).
 #include "device/fallback_kernels.h"
+#include "ops/dispatch/cuda/push_rows.h"
 #include "ops/dispatch/cuda/return_sums.h"
 #include "ops/dispatch/cuda/windows.h"
 #include "ops/dispatch/dispatch.h"
@@ -13,26 +14,6 @@ constexpr int kSumThreads = 512;  // of one that sums: its threads have more reg
 constexpr int kAtOnce = 8;        // words of a thread on their way, of a row that is copied
 constexpr int kSumsAtOnce = 4;    // and of each of the rows that are summed
 constexpr int kRowsAtOnce = 4;    // such rows
-
-// The rows of tokens and the places that copies of them go to, as PushRows says (ops/dispatch/dispatch.h).
-struct Push {
-  const char* x;
-  const int32_t *dest_TJ, *row_TJ;
-  int64_t num_tokens, row_bytes;
-  int num_dest, etp;
-  bool to_others;
-
-  __device__ int copies() const { return num_dest * etp; }
-  // Returns the address of a copy of token t; null for no copy. Adds the bytes that leave this rank to `sent`.
-  __device__ char* place(const Windows& to, int64_t t, int copy, int64_t& sent) const {
-    const int64_t i = t * num_dest + copy / etp;
-    if (dest_TJ[i] < 0) return nullptr;
-    const int q = dest_TJ[i] * etp + copy % etp;
-    if (q == to.rank && to_others) return nullptr;
-    if (q != to.rank) sent += row_bytes;
-    return to.array(q) + row_TJ[i] * row_bytes;
-  }
-};
 
 // A row is read once. A lane holds the place of one of its copies. The places of the next row are looked up while this
 // one is on its way.
@@ -242,6 +223,9 @@ void push_rows(Stream& s, const PushRows& a) {
                   .to_others = a.to_others};
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
+  if (places % 16 == 0 && uses_hopper_kernels(s) && push.row_bytes >= kMinBytesByEngine &&
+      push.copies() <= kMaxCopiesByEngine)
+    return push_rows_by_engine(s, push, to);
   if (places % 16 != 0) note_odd_rows(s, "push_rows", a.x_TD.dtype, a.x_TD.dim(1));
   if (places % 16 == 0)
     launch_push_rows<uint4>(s, push, to);
