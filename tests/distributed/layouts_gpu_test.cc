@@ -13,7 +13,8 @@
 namespace moebius {
 namespace {
 
-constexpr int64_t kSteps = 6;  // four of them are replayed where steps are captured
+// Steps of a run. Four of them, and two of the few, are replayed where steps are captured.
+constexpr int64_t kSteps = 6, kFewSteps = 4;
 
 struct GpuLayout {
   const char* name;
@@ -75,11 +76,14 @@ const GpuLayout kLayouts[] = {
     {"pp2_frozen_tied", 2, {.pp = 2}, {.tied = true, .freeze = kTable}},
 };
 
-// The same layouts, where this is possible with widths that are multiples of 16.
+// The same layouts, where this is possible with widths that are multiples of 16. Their steps are short, since their runs
+// are compared with each other: each rank has two micro-batches, and twice as many as stages where there is a pipeline.
 std::vector<GpuLayout> portable_layouts() {
   std::vector<GpuLayout> layouts(std::begin(kLayouts), std::end(kLayouts));
   for (GpuLayout& c : layouts) {
     c.kernels = KernelChoice::portable;
+    const MeshShape mesh = mesh_shape(c.layout, c.ranks);
+    c.model.sequences = 2 * mesh.dp * 2 * mesh.pp;  // two in a micro-batch
     c.model.wide = !c.model.gpt_oss && !c.model.latent_qkv && !c.model.latent_kv && !c.model.skewed;
   }
   return layouts;
@@ -99,6 +103,7 @@ class GpuLayouts : public ::testing::TestWithParam<GpuLayout> {
     way.kernels = GetParam().kernels;
     return way;
   }
+  static int64_t steps() { return is_portable() ? kFewSteps : kSteps; }
   static bool is_portable() { return GetParam().kernels == KernelChoice::portable; }
 };
 
@@ -120,7 +125,7 @@ TEST_P(GpuLayouts, TrainTheModelOfOneRank) {
 TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
-    const auto train = [&](const LayoutWay& way) { return train_on(world, c.model, c.layout, kSteps, on_gpu(way)); };
+    const auto train = [&](const LayoutWay& way) { return train_on(world, c.model, c.layout, steps(), on_gpu(way)); };
     const LayoutOutcome plain = train({.overlap = false, .graph = false});
     expect_same_bits(train({.overlap = true, .graph = false}), plain);
     if (!graph()) return;
@@ -128,7 +133,7 @@ TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
     expect_same_bits(train({.overlap = false, .graph = true}), plain);
     if (c.layout.ep * c.layout.etp == 1) return;
     for (const bool captured : {false, true})
-      expect_same_bits(train_on(world, c.model, with_expert_overlap(c.layout), kSteps, on_gpu({.graph = captured})),
+      expect_same_bits(train_on(world, c.model, with_expert_overlap(c.layout), steps(), on_gpu({.graph = captured})),
                        plain);
   });
 }
@@ -141,7 +146,7 @@ TEST_P(GpuLayouts, ShardedLayersChangeNoBit) {
       if (captured && !graph()) continue;
       const auto train = [&](LayoutWay way) {
         way.graph = captured;
-        return train_on(world, c.model, c.layout, kSteps, on_gpu(way));
+        return train_on(world, c.model, c.layout, steps(), on_gpu(way));
       };
       const LayoutOutcome whole = train({});
       for (const bool overlap : {true, false}) expect_same_bits(train({.overlap = overlap, .fsdp = true}), whole);
@@ -161,7 +166,7 @@ TEST_P(GpuLayouts, BudgetsOfExpertRowsChangeNoBit) {
   if (c.layout.ep == 1) GTEST_SKIP() << "a rank has all experts";
   run_ranks(c.ranks, [&](Transport& world) {
     const auto train = [&](double budget, bool graph) {
-      return train_on(world, c.model, c.layout, kSteps, on_gpu({.graph = graph, .expert_rows = budget}));
+      return train_on(world, c.model, c.layout, steps(), on_gpu({.graph = graph, .expert_rows = budget}));
     };
     const LayoutOutcome unbounded = train(0, false);
     for (const double budget : {1.25, 0.1}) {
@@ -175,7 +180,7 @@ TEST_P(GpuLayouts, ActivationsOnTheHostChangeNoBit) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {
     const auto train = [&](const OffloadSpec& offload, const RecomputeSpec& recompute, bool graph) {
-      return train_on(world, c.model, c.layout, kSteps,
+      return train_on(world, c.model, c.layout, steps(),
                       on_gpu({.recompute = recompute, .offload = offload, .graph = graph}));
     };
     const LayoutOutcome kept = train({}, {}, false);

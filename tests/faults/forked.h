@@ -21,7 +21,7 @@ namespace moebius {
 // memory costs nothing.
 inline const bool kInMemory = std::filesystem::is_directory("/dev/shm") && ::setenv("TMPDIR", "/dev/shm", 0) == 0;
 
-constexpr int kKilled = 128 + SIGKILL;
+constexpr int kKilled = 128 + SIGKILL, kNotStarted = 127;  // the second is that of a shell, and of the loader
 
 // MOEBIUS_FAULT and MOEBIUS_FAULT_LOG for that process. An empty one is not set.
 struct FaultRequest {

@@ -36,7 +36,8 @@ struct Surroundings {
   std::function<void()> enter = [] {};   // moves the process to where it runs, before it changes to its folder
 };
 
-// Starts a program with these words in `dir`.
+// Starts a program with these words in `dir`. If it cannot be started, its standard error says why, and its exit status
+// is 127.
 inline pid_t start_program(const std::string& program, const std::string& dir, const Words& words,
                            const FaultRequest& request, const Surroundings& around) {
   return start_forked(request, [&] {
@@ -49,7 +50,11 @@ inline pid_t start_program(const std::string& program, const std::string& dir, c
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     ::execv(program.c_str(), arguments.data());
-    MOEBIUS_FAIL(io, "exec {}: {}", program, errno_text(errno));
+    const std::string why =
+        fmt::format("{} cannot be started: {}; it belongs to the build of this test\n", program, errno_text(errno));
+    std::fputs(why.c_str(), stderr);
+    std::fflush(stderr);
+    ::_exit(kNotStarted);
   });
 }
 

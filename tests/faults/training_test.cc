@@ -231,20 +231,36 @@ TEST_P(LongTraining, ASecondRunInTheSameFolderIsRefused) {
 
 // The same on a GPU. A save reads back every bit and a resume uploads it, with a copy of all state
 // or in pieces, whichever kernels compute.
-TEST(TrainingOnGpu, KilledAfterASaveResumesWithTheSameBits) {
+class TrainingOnGpu : public testing::TestWithParam<Setup> {};
+
+TEST_P(TrainingOnGpu, KilledAfterASaveResumesWithTheSameBits) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
-  for (const Words& way :
-       {Words{"checkpoint.async=true", "run.kernels=auto"}, Words{"checkpoint.async=false", "run.kernels=auto"},
-        Words{"checkpoint.async=true", "run.kernels=portable"},
-        Words{"checkpoint.async=false", "run.kernels=portable"}}) {
-    const TrainingRuns runs(joined(way, {"run.device=cuda", "precision.compute=bf16", "train.steps=7",
-                                         "checkpoint.every=2", "train.eval_every=3", "train.eval_batches=2"}));
-    ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();
-    ASSERT_EQ(runs.train("killed", {}, {.fault = "checkpoint.after_rename:2"}), kKilled) << runs.err();
-    ASSERT_EQ(runs.train("killed"), 0) << runs.err();
-    runs.expect_same("killed", "undisturbed");
-  }
+  const TrainingRuns runs(
+      joined(GetParam().overrides, {"run.device=cuda", "precision.compute=bf16", "train.steps=7", "checkpoint.every=2",
+                                    "train.eval_every=3", "train.eval_batches=2"}));
+  ASSERT_EQ(runs.train("undisturbed"), 0) << runs.err();
+  ASSERT_EQ(runs.train("killed", {}, {.fault = "checkpoint.after_rename:2"}), kKilled) << runs.err();
+  ASSERT_EQ(runs.train("killed"), 0) << runs.err();
+  runs.expect_same("killed", "undisturbed");
+}
+
+const std::vector<Setup> kOnGpu{
+    {"async_auto", {"checkpoint.async=true", "run.kernels=auto"}},
+    {"sync_auto", {"checkpoint.async=false", "run.kernels=auto"}},
+    {"async_portable", {"checkpoint.async=true", "run.kernels=portable"}},
+    {"sync_portable", {"checkpoint.async=false", "run.kernels=portable"}},
+};
+INSTANTIATE_TEST_SUITE_P(Ways, TrainingOnGpu, testing::ValuesIn(kOnGpu),
+                         [](const auto& info) { return info.param.name; });
+
+// Where only some programs of a build are at hand, the cause must not be lost.
+TEST(StartProgram, NamesTheProgramThatCannotBeStarted) {
+  const TestDir dir;
+  const std::string program = dir.path("no_program");
+  EXPECT_EQ(end_of(start_program(program, dir.path(), {"train"}, {}, {})), kNotStarted);
+  EXPECT_EQ(read_file(dir.path("err")),
+            program + " cannot be started: No such file or directory; it belongs to the build of this test\n");
 }
 
 }  // namespace
