@@ -11,27 +11,32 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int64_t kBlockBytes = 64 << 10;  // of W: few enough that threads end together
-constexpr int64_t kTileColumns = 32;
+constexpr int64_t kBlockColumns = 48;  // a multiple of the columns of a kernel: few enough that threads end together
 
-// c (+)= sums, n <= kTileColumns of them.
+// Stores n <= kNumLanes sums, or adds them to c.
 template <class C>
 void put_sums(C* c, const float* sums, int64_t n, bool add) {
-  for (int64_t j = 0; j < n; j += kNumLanes) {
-    const int64_t width = std::min(kNumLanes, n - j);
-    const Lanes before = add ? load_lanes(c + j, width) : Lanes{};
-    store_lanes(c + j, load_lanes(sums + j) + before, width);
-  }
+  const Lanes before = add ? load_lanes(c, n) : Lanes{};
+  store_lanes(c, load_lanes(sums) + before, n);
 }
 
-// Columns [begin, end), at most kTileColumns.
+// Columns [begin, end), at most kBlockColumns.
 template <class T, class C>
 void columns(const Gemm& a, const FewRows& x, int64_t begin, int64_t end) {
   const int64_t n = a.c_MN.dim(1), width = end - begin;
-  float tile[kFewRows * kTileColumns];
-  multiply_few_rows(tile, kTileColumns, x, a.b.data.ptr<T>() + begin * x.k, width, n - end);
-  for (int64_t i = 0; i < x.num_rows; ++i)
-    put_sums(a.c_MN.ptr<C>() + i * n + begin, tile + i * kTileColumns, width, a.accumulate);
+  C* const c = a.c_MN.ptr<C>() + begin;
+  // The rows of C are seldom in a cache, and in a few of its sets: they are fetched while the kernels compute.
+  for (int64_t i = 0; i < x.num_rows; ++i) {
+    for (int64_t j = 0; j < width; j += 64 / int64_t{sizeof(C)}) __builtin_prefetch(c + i * n + j, 1);
+  }
+  float tile[kFewRows * kBlockColumns];
+  multiply_few_rows(tile, kBlockColumns, x, a.b.data.ptr<T>() + begin * x.k, width, n - end);
+  for (int64_t i = 0; i < x.num_rows; ++i) {
+    const float* sums = tile + i * kBlockColumns;
+    int64_t j = 0;
+    for (; j + kNumLanes <= width; j += kNumLanes) put_sums(c + i * n + j, sums + j, kNumLanes, a.accumulate);
+    if (j < width) put_sums(c + i * n + j, sums + j, width - j, a.accumulate);
+  }
 }
 
 // Calls fn for each block in [0, num_blocks). A thread takes blocks that follow each other, because it prefetches the
@@ -72,9 +77,8 @@ void few_rows_gemm(Stream& s, const Gemm& a) {
     for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;
     x = pack_few_rows(a.a.data.dtype, packed.get(), row, m, k);
   }
-  const int64_t cols = std::clamp<int64_t>(kBlockBytes / std::max<int64_t>(1, k * size) / 8 * 8, 8, kTileColumns);
-  for_blocks_in_runs(s.pool(), div_ceil(n, cols), [&](int64_t block) {
-    const int64_t begin = block * cols, end = std::min(n, begin + cols);
+  for_blocks_in_runs(s.pool(), div_ceil(n, kBlockColumns), [&](int64_t block) {
+    const int64_t begin = block * kBlockColumns, end = std::min(n, begin + kBlockColumns);
     with_float_type(a.a.data.dtype, [&]<class T>(T) {
       with_float_type(a.c_MN.dtype, [&]<class C>(C) { columns<T, C>(a, x, begin, end); });
     });
