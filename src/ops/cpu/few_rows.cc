@@ -14,7 +14,7 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int kMaxRows = static_cast<int>(kRowsTogether), kMaxSums = 16;
+constexpr int kMaxRows = static_cast<int>(kRowsTogether), kSumsTogether = 16;
 
 // Operands of a kernel: row i of x has its step p at x + i * row_stride + p * step_stride.
 template <class T>
@@ -86,52 +86,60 @@ using Wide = float __attribute__((vector_size(64)));
   std::memcpy(sums, &all, sizeof all);
 }
 
-// Adds x[i] w[j] of 32 elements to each sum, by vdpbf16ps: a pair of products to each lane.
-template <int M, int N>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void add_pairs(
-    __m512 (&sum)[M][N], const __m512bh (&x)[M], const __m512bh (&w)[N]) {
-#pragma GCC unroll 8
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], x[i], w[j]);
+// Returns 32 elements, or those in `mask` and zeros.
+template <bool kIsWhole>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline __m512bh load_pairs(const bf16* at,
+                                                                                                       __mmask32 mask) {
+  if constexpr (kIsWhole) return (__m512bh)_mm512_loadu_epi16(at);
+  return (__m512bh)_mm512_maskz_loadu_epi16(mask, at);
 }
 
-// I is 0 to kMaxSums - 1. g++ 12 stores all sums in every step unless the code after the steps names them by
-// constants; and a masked load costs more than a whole one, so that only the last step has it.
-template <int M, int N, int kLinesAhead, int... I>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void multiply_pairs(
-    Tile tile, const Rows<bf16>& a, std::integer_sequence<int, I...>) {
+// Adds the products of 32 elements to each sum, by vdpbf16ps: a pair of products to each lane. A row of x is loaded where
+// it is used, since 24 sums and 6 rows of W leave two registers.
+template <bool kIsWhole, int M, int N>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void add_pairs(
+    __m512 (&sum)[M][N], const bf16* x, int64_t x_stride, const bf16* w, int64_t w_stride, __mmask32 mask) {
+  __m512bh w_pairs[N];
+#pragma GCC unroll 8
+  for (int j = 0; j < N; ++j) w_pairs[j] = load_pairs<kIsWhole>(w + j * w_stride, mask);
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    const __m512bh x_pairs = load_pairs<kIsWhole>(x + i * x_stride, mask);
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], x_pairs, w_pairs[j]);
+  }
+}
+
+// Stores the sums of columns [0, 4) or [4, 6), or all if there are at most 16. I is 0 to kSumsTogether - 1.
+template <int M, int N, int kFirst, int... I>
+[[gnu::target("avx512f"), gnu::always_inline]] inline void put_sums(Tile tile, const __m512 (&sum)[M][N],
+                                                                    std::integer_sequence<int, I...>) {
+  constexpr int kCols = M * N <= kSumsTogether ? N : std::min(4, N - kFirst);
+  const Wide v[4][4] = {(Wide)sum[std::min(I / kCols, M - 1)][kFirst + I % kCols]...};
+  float sums[kSumsTogether];
+  sum_four_by_four(sums, v);
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) std::memcpy(tile.data + i * tile.ld + kFirst, sums + i * kCols, kCols * sizeof(float));
+}
+
+// g++ 12 stores all sums in every step unless the code after the steps names them by constants; and a masked load costs
+// more than a whole one, so that only the last step has it.
+template <int M, int N, int kLinesAhead>
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(Tile tile, const Rows<bf16>& a) {
   constexpr int64_t kStep = 32;
   __m512 sum[M][N] = {};
-  __m512bh x_pairs[M], w_pairs[N];
   const bf16* x = a.x;
   int64_t p = 0;
   for (; p + kStep <= a.k; p += kStep, x += a.step_stride) {
 #pragma GCC unroll 8
     for (int i = 0; i < kLinesAhead; ++i) _mm_prefetch(a.ahead + p * kLinesAhead + i * kStep, _MM_HINT_T1);
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) w_pairs[j] = (__m512bh)_mm512_loadu_epi16(a.w + j * a.k + p);
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) x_pairs[i] = (__m512bh)_mm512_loadu_epi16(x + i * a.row_stride);
-    add_pairs(sum, x_pairs, w_pairs);
+    add_pairs<true>(sum, x, a.row_stride, a.w + p, a.k, 0);
   }
-  for (; p < a.k; p += kStep) {  // at most once
-    const __mmask32 mask = (__mmask32{1} << (a.k - p)) - 1;
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) w_pairs[j] = (__m512bh)_mm512_maskz_loadu_epi16(mask, a.w + j * a.k + p);
-#pragma GCC unroll 8
-    for (int i = 0; i < M; ++i) x_pairs[i] = (__m512bh)_mm512_maskz_loadu_epi16(mask, x + i * a.row_stride);
-    add_pairs(sum, x_pairs, w_pairs);
-  }
-  const Wide v[4][4] = {(Wide)sum[std::min(I, M * N - 1) / N][std::min(I, M * N - 1) % N]...};
-  float sums[kMaxSums];
-  sum_four_by_four(sums, v);
-#pragma GCC unroll 8
-  for (int i = 0; i < M; ++i) std::memcpy(tile.data + i * tile.ld, sums + i * N, N * sizeof(float));
-}
-template <int M, int N, int kLinesAhead>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16")]] void multiply_pairs(Tile tile, const Rows<bf16>& a) {
-  multiply_pairs<M, N, kLinesAhead>(tile, a, std::make_integer_sequence<int, kMaxSums>{});
+  for (; p < a.k; p += kStep)  // at most once
+    add_pairs<false>(sum, x, a.row_stride, a.w + p, a.k, (__mmask32{1} << (a.k - p)) - 1);
+  constexpr auto kIndices = std::make_integer_sequence<int, kSumsTogether>{};
+  put_sums<M, N, 0>(tile, sum, kIndices);
+  if constexpr (M * N > kSumsTogether) put_sums<M, N, 4>(tile, sum, kIndices);
 }
 
 template <class T>
@@ -142,15 +150,17 @@ template <class T>
 struct Kernels {
   int64_t step;  // elements of a row
   std::array<Multiply<T>, kMaxRows> four, one;
-  std::array<Multiply<T>, 2> eight;                  // more would need more registers than there are
-  std::array<Multiply<T>, kMaxRows> four_of_groups;  // several groups share the prefetches: each has 2 lines per step
+  std::array<Multiply<T>, 2> eight;  // more would need more registers than there are
+  // Several groups share the prefetches: each has 2 lines per step.
+  std::array<Multiply<T>, kMaxRows> four_of_groups;
+  std::array<Multiply<T>, kMaxRows> six_of_groups;  // reads x less often; null without registers for it
 };
 
 template <class T, int... M>
 constexpr Kernels<T> by_lanes(std::integer_sequence<int, M...>) {
   constexpr std::array<Multiply<T>, kMaxRows> kFour = {multiply_lanes<M + 1, 4, T>...};
-  return {
-      kNumLanes, kFour, {multiply_lanes<M + 1, 1, T>...}, {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>}, kFour};
+  return {kNumLanes, kFour, {multiply_lanes<M + 1, 1, T>...}, {multiply_lanes<1, 8, T>, multiply_lanes<2, 8, T>},
+          kFour,     {}};
 }
 template <int... M>
 constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
@@ -158,7 +168,8 @@ constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
           {multiply_pairs<M + 1, 4, 4>...},
           {multiply_pairs<M + 1, 1, 1>...},
           {multiply_pairs<1, 8, 8>, multiply_pairs<2, 8, 8>},
-          {multiply_pairs<M + 1, 4, 2>...}};
+          {multiply_pairs<M + 1, 4, 2>...},
+          {multiply_pairs<M + 1, 6, 2>...}};
 }
 
 template <class T>
@@ -222,22 +233,28 @@ template <class T>
 void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after) {
   const Kernels<T>& by = kernels<T>();
   const int64_t num_groups = div_ceil(x.num_rows, kRowsTogether);
-  const auto& by_four = num_groups == 1 ? by.four : by.four_of_groups;
+  const bool are_many = num_groups >= 4;
   for (int64_t col = 0, cols = 0; col < n; col += cols) {
-    cols = x.num_rows <= 2 && n - col >= 8 ? 8 : n - col >= 4 ? 4 : 1;
+    const int64_t left = n - col, left_after = left + num_after;
+    cols = x.num_rows <= 2 && left >= 8 ? 8 : left >= 4 ? 4 : 1;
+    if (are_many && by.six_of_groups[0] && left >= 6 && left != 8) cols = 6;
+    const auto& kernel = cols == 6         ? by.six_of_groups
+                         : cols == 1       ? by.one
+                         : num_groups == 1 ? by.four
+                                           : by.four_of_groups;
     // Later columns, which are read from memory, are prefetched by the groups. Few groups prefetch the next ones in equal
-    // parts. Many have more time: each prefetches two rows of W, the second of which the next group prefetches again.
-    const bool are_many = num_groups >= 4 && cols == 4;
-    const int64_t part = are_many ? 2 : div_ceil(cols, std::min<int64_t>(4, num_groups)), left = n + num_after - col;
+    // parts. Many have more time: each prefetches two rows of W, and together they prefetch most of them twice.
+    const bool in_pairs = are_many && cols > 1;
+    const int64_t part = in_pairs ? 2 : div_ceil(cols, std::min<int64_t>(4, num_groups));
+    const int64_t step = !in_pairs ? part : num_groups < 6 ? 2 : 1;
     for (int64_t group = 0; group < num_groups; ++group) {
       const int64_t first = group * kRowsTogether, num = std::min(kRowsTogether, x.num_rows - first);
-      const int64_t ahead = are_many ? 2 * cols + group : cols + group * part;
-      const bool has_part = ahead + part <= left && (are_many || (group + 1) * part <= cols);
+      const int64_t ahead = (in_pairs ? 2 * cols : cols) + group * step;
+      const bool has_part = ahead + part <= left_after && (in_pairs || (group + 1) * part <= cols);
       Rows<T> rows = group_of<T>(x, first, num, by.step);
       rows.w = w + col * x.k;
       rows.ahead = has_part ? rows.w + ahead * x.k : rows.w;
-      const auto kernel = cols == 8 ? by.eight[num - 1] : (cols == 4 ? by_four : by.one)[num - 1];
-      kernel({tile + first * ld + col, ld}, rows);
+      (cols == 8 ? by.eight[num - 1] : kernel[num - 1])({tile + first * ld + col, ld}, rows);
     }
   }
 }

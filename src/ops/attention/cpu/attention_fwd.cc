@@ -5,6 +5,8 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_tiles.h"
+#include "ops/attention/cpu/attention_task.h"
+#include "ops/attention/cpu/softmax_row.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius {
@@ -35,31 +37,6 @@ int64_t cpu::scratch_bytes(const AttentionFwd& a, int num_threads) {
 
 namespace cpu {
 namespace {
-
-// Adds a row of scores to the running softmax. Probabilities (0 outside `seen`) are relative to the new maximum, and
-// the old output is rescaled to it.
-template <class T>
-void softmax_row(T* probabilities, float* scores, Range seen, int64_t num_keys, float scale, float& max, float& sum,
-                 float* out, int64_t width) {
-  std::fill(probabilities, probabilities + seen.begin, T{});
-  std::fill(probabilities + seen.end, probabilities + num_keys, T{});
-  if (seen.size() == 0) return;
-  const float new_max = std::max(max, scale * max_of(scores + seen.begin, seen.size()));
-  // There are two loops, because GCC vectorises the exponentials better without narrow stores among them.
-  float tile_sum = 0;
-#pragma omp simd reduction(+ : tile_sum)
-  for (int64_t j = seen.begin; j < seen.end; ++j) {
-    scores[j] = exp_f32(scale * scores[j] - new_max);
-    tile_sum += scores[j];
-  }
-#pragma omp simd
-  for (int64_t j = seen.begin; j < seen.end; ++j) probabilities[j] = from_f32<T>(scores[j]);
-  const float correction = exp_f32(max - new_max);  // 1e-38 for the first tile, which multiplies 0
-  max = new_max;
-  sum = sum * correction + tile_sum;
-#pragma omp simd
-  for (int64_t c = 0; c < width; ++c) out[c] *= correction;
-}
 
 // The maximum does not depend on the order in which tasks arrive.
 void raise(float& max, float x) {
@@ -112,19 +89,24 @@ void attend(const AttentionFwd& a, const Visibility& visible, int64_t b, int64_t
 
 }  // namespace
 
-// A task is a tile of queries of one head of one sequence.
-void attention_fwd(Stream& s, const AttentionFwd& a) {
+int64_t num_attention_tasks(const AttentionFwd& a) {
+  const Visibility visible = visibility_of(a, a.q_THd, a.k_UGd);
+  return a.batch * a.q_THd.dim(1) * div_ceil(visible.rows, kQueryTile);
+}
+
+void run_attention_task(const AttentionFwd& a, int64_t task, int worker) {
   const Visibility visible = visibility_of(a, a.q_THd, a.k_UGd);
   const int64_t heads = a.q_THd.dim(1), width = a.v_UGd.dim(2), tiles = div_ceil(visible.rows, kQueryTile);
-  const int64_t slice_bytes = scratch_bytes(a, 1);
-  with_float_type(a.q_THd.dtype, [&](auto zero) {
-    s.pool().run(a.batch * heads * tiles, [&](int64_t task, int worker) {
-      const Tile<decltype(zero)> tile(Slice(static_cast<char*>(a.scratch.data) + worker * slice_bytes), width);
-      const int64_t begin = (tiles - 1 - task % tiles) * kQueryTile;  // the longest first
-      attend(a, visible, task / tiles / heads, task / tiles % heads,
-             {begin, std::min(begin + kQueryTile, visible.rows)}, tile);
-    });
+  with_float_type(a.q_THd.dtype, [&]<class T>(T) {
+    const Tile<T> tile(Slice(static_cast<char*>(a.scratch.data) + worker * scratch_bytes(a, 1)), width);
+    const int64_t begin = (tiles - 1 - task % tiles) * kQueryTile;  // the longest first
+    attend(a, visible, task / tiles / heads, task / tiles % heads, {begin, std::min(begin + kQueryTile, visible.rows)},
+           tile);
   });
+}
+
+void attention_fwd(Stream& s, const AttentionFwd& a) {
+  s.pool().run(num_attention_tasks(a), [&](int64_t task, int worker) { run_attention_task(a, task, worker); });
 }
 
 }  // namespace cpu

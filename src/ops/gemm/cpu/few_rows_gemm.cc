@@ -1,6 +1,7 @@
 #include "ops/gemm/cpu/few_rows_gemm.h"
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
 #include "ops/cpu/few_rows.h"
@@ -10,29 +11,54 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int64_t kTaskBytes = 256 << 10;  // of W: enough for a task, and few enough for many tasks
-constexpr int64_t kTileColumns = 32;
+constexpr int64_t kBlockColumns = 48;  // a multiple of the columns of a kernel: few enough that threads end together
 
-// c (+)= sums, n <= kTileColumns of them.
+// Stores n <= kNumLanes sums, or adds them to c.
 template <class C>
 void put_sums(C* c, const float* sums, int64_t n, bool add) {
-  for (int64_t j = 0; j < n; j += kNumLanes) {
-    const int64_t width = std::min(kNumLanes, n - j);
-    const Lanes before = add ? load_lanes(c + j, width) : Lanes{};
-    store_lanes(c + j, load_lanes(sums + j) + before, width);
+  const Lanes before = add ? load_lanes(c, n) : Lanes{};
+  store_lanes(c, load_lanes(sums) + before, n);
+}
+
+// Columns [begin, end), at most kBlockColumns.
+template <class T, class C>
+void columns(const Gemm& a, const FewRows& x, int64_t begin, int64_t end) {
+  const int64_t n = a.c_MN.dim(1), width = end - begin;
+  C* const c = a.c_MN.ptr<C>() + begin;
+  // The rows of C are seldom in a cache, and in a few of its sets: they are fetched while the kernels compute.
+  for (int64_t i = 0; i < x.num_rows; ++i) {
+    for (int64_t j = 0; j < width; j += 64 / int64_t{sizeof(C)}) __builtin_prefetch(c + i * n + j, 1);
+  }
+  float tile[kFewRows * kBlockColumns];
+  multiply_few_rows(tile, kBlockColumns, x, a.b.data.ptr<T>() + begin * x.k, width, n - end);
+  for (int64_t i = 0; i < x.num_rows; ++i) {
+    const float* sums = tile + i * kBlockColumns;
+    int64_t j = 0;
+    for (; j + kNumLanes <= width; j += kNumLanes) put_sums(c + i * n + j, sums + j, kNumLanes, a.accumulate);
+    if (j < width) put_sums(c + i * n + j, sums + j, width - j, a.accumulate);
   }
 }
 
-template <class T, class C>
-void columns(const Gemm& a, const FewRows& x, int64_t begin, int64_t end) {
-  const int64_t n = a.c_MN.dim(1);
-  for (int64_t col = begin; col < end; col += kTileColumns) {
-    const int64_t width = std::min(kTileColumns, end - col);
-    float tile[kFewRows * kTileColumns];
-    multiply_few_rows(tile, kTileColumns, x, a.b.data.ptr<T>() + col * x.k, width, n - col - width);
-    for (int64_t i = 0; i < x.num_rows; ++i)
-      put_sums(a.c_MN.ptr<C>() + i * n + col, tile + i * kTileColumns, width, a.accumulate);
+// Calls fn for each block in [0, num_blocks). A thread takes blocks that follow each other, because it prefetches the
+// next ones while it computes; a thread that has no more takes those of others.
+template <class F>
+void for_blocks_in_runs(ThreadPool& pool, int64_t num_blocks, F&& fn) {
+  struct alignas(64) Part {
+    std::atomic<int64_t> next = 0;
+    int64_t end = 0;
+  };
+  const int64_t num_parts = std::min<int64_t>(pool.size(), num_blocks);
+  const auto parts = std::make_unique<Part[]>(num_parts);
+  for (int64_t i = 0; i < num_parts; ++i) {
+    parts[i].next = num_blocks * i / num_parts;
+    parts[i].end = num_blocks * (i + 1) / num_parts;
   }
+  pool.run(num_parts, [&](int64_t own, int) {
+    for (int64_t i = 0; i < num_parts; ++i) {
+      Part& part = parts[(own + i) % num_parts];
+      for (int64_t block; (block = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end;) fn(block);
+    }
+  });
 }
 
 }  // namespace
@@ -51,9 +77,8 @@ void few_rows_gemm(Stream& s, const Gemm& a) {
     for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;
     x = pack_few_rows(a.a.data.dtype, packed.get(), row, m, k);
   }
-  const int64_t cols = std::max<int64_t>(8, kTaskBytes / std::max<int64_t>(1, k * size) / 8 * 8);
-  s.pool().run(div_ceil(n, cols), [&](int64_t task, int) {
-    const int64_t begin = task * cols, end = std::min(n, begin + cols);
+  for_blocks_in_runs(s.pool(), div_ceil(n, kBlockColumns), [&](int64_t block) {
+    const int64_t begin = block * kBlockColumns, end = std::min(n, begin + kBlockColumns);
     with_float_type(a.a.data.dtype, [&]<class T>(T) {
       with_float_type(a.c_MN.dtype, [&]<class C>(C) { columns<T, C>(a, x, begin, end); });
     });

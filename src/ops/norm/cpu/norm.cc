@@ -5,7 +5,7 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int64_t kRows = 64;  // of a task: 64 KiB of a 512 wide bf16 row, far more than a task's cost
+constexpr int64_t kRows = 8;  // of a task
 
 template <class T>
 void add_row(T* sum, const T* x, const T* residual, int64_t width) {

@@ -10,6 +10,8 @@
 namespace moebius::cpu {
 namespace {
 
+constexpr int64_t kRows = 8;  // of a task
+
 template <class T>
 float rstd_of(const T* x, int64_t width, float eps) {
   float squares = 0;
@@ -144,7 +146,7 @@ void rope_table(Stream& s, const RopeTable& a) {
 
 void rope_fwd(Stream& s, const RopeFwd& a) {
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
-    parallel_rows(s.pool(), a.qkv_TC.dim(0), 64,
+    parallel_rows(s.pool(), a.qkv_TC.dim(0), kRows,
                   [&](int64_t begin, int64_t end) { fwd_rows<decltype(zero)>(a, begin, end); });
   });
 }
