@@ -216,7 +216,7 @@ double Search::min_weights(const Candidate& c, const ShardingChoice& sharding) c
   const double weight = run_.precision.weights == PrecisionChoice::recipe ? 1 : static_cast<double>(size_of(compute));
   const double grad = most.offload_grad ? 0 : o.grad == GradFormat::bf16 ? 2 : 4;
   const double state = most.offload ? 0 : state_bytes(o) + static_cast<double>(master_bytes(o, compute));
-  const double held_weights = sharding.fsdp ? std::min(held, share + buffers * layer) : held;
+  const double held_weights = run_.offload_weights ? 0 : sharding.fsdp ? std::min(held, share + buffers * layer) : held;
   const double held_grads = sharding.shard_gradients ? std::min(held, share + (buffers + arriving) * layer) : held;
   return weight * held_weights + grad * held_grads + state * all / static_cast<double>(ranks_);
 }
