@@ -5,7 +5,7 @@
 
 namespace moebius::cuda {
 
-// As PushRows says (ops/dispatch/dispatch.h).
+// The arguments of PushRows (ops/dispatch/dispatch.h).
 struct Push {
   const char* x;
   const int32_t *dest_TJ, *row_TJ;

@@ -88,16 +88,21 @@ __device__ __forceinline__ void keep_rows(const Push& a, const Windows& to, int6
   constexpr int kAtOnce = 8;  // words of a lane on their way
   const int lane = threadIdx.x % 32;
   const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(uint4));
-  const auto look_up = [&](int64_t t) {
-    return t < a.num_tokens && lane < a.copies() ? a.place_here(to, t, lane) : nullptr;
+  // A lane has the place of one of 32 rows.
+  const auto look_up = [&](int64_t begin) {
+    const int64_t t = begin + lane * stride;
+    char* here = nullptr;
+    for (int copy = 0; t < a.num_tokens && copy < a.copies(); ++copy)
+      if (char* const place = a.place_here(to, t, copy)) here = place;
+    return here;
   };
-  char* next = look_up(first);
-  for (int64_t t = first; t < a.num_tokens; t += stride) {
-    const uint32_t places = __ballot_sync(kAllLanes, next != nullptr);
-    auto* const row = reinterpret_cast<uint4*>(
-        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(next), places == 0 ? 0 : __ffs(places) - 1));
-    next = look_up(t + stride);
-    if (places == 0) continue;
+  char *place = nullptr, *next = look_up(first);
+  int row_of_batch = 0;
+  for (int64_t t = first; t < a.num_tokens; t += stride, row_of_batch = (row_of_batch + 1) % 32) {
+    if (row_of_batch == 0) place = next, next = look_up(t + 32 * stride);
+    auto* const row =
+        reinterpret_cast<uint4*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(place), row_of_batch));
+    if (row == nullptr) continue;
     const auto* x = reinterpret_cast<const uint4*>(a.x + t * a.row_bytes);
     for (int64_t at = lane; at - lane < words; at += 32 * kAtOnce) {
       uint4 word[kAtOnce];
