@@ -24,17 +24,20 @@ constexpr void hadamard(float* x) {
   for (int i = 0; i < kHadamard; ++i) x[i] *= 0.25f;
 }
 
-// Undoes it: each number is a sum in the order of x. add(a, b) must round a + b, whatever a and b are made from.
-template <class Add>
-constexpr void undo_hadamard(float* x, Add add) {
+// The sign of x[j] in number k before the transform.
+constexpr bool is_negative_in_undoing(int j, int k) {
+  const int both = j & k, halves = both ^ both >> 2;
+  return ((halves ^ halves >> 1) & 1) != 0;
+}
+constexpr float factor_of_undoing(int k) { return is_negative_in_hadamard(k) ? -0.25f : 0.25f; }
+
+// Undoes it: each number is a sum in the order of x.
+constexpr void undo_hadamard(float* x) {
   float before[kHadamard] = {};
   for (int k = 0; k < kHadamard; ++k) {
     float sum = 0;
-    for (int j = 0; j < kHadamard; ++j) {
-      const int both = j & k, halves = both ^ both >> 2, parity = (halves ^ halves >> 1) & 1;
-      sum = add(sum, parity != 0 ? -x[j] : x[j]);
-    }
-    before[k] = (is_negative_in_hadamard(k) ? -0.25f : 0.25f) * sum;
+    for (int j = 0; j < kHadamard; ++j) sum += is_negative_in_undoing(j, k) ? -x[j] : x[j];
+    before[k] = factor_of_undoing(k) * sum;
   }
   for (int k = 0; k < kHadamard; ++k) x[k] = before[k];
 }

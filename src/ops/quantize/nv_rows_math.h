@@ -131,23 +131,29 @@ struct NvStats {
   }
 };
 
-// v = the values of a block. tensor_bits: of the largest magnitude of the tensor. code(j, x): the element for x.
-template <class Code>
-constexpr void nv_round_block(float* v, uint32_t tensor_bits, NvStats* stats, Code code) {
+// The numbers of a block are multiplied with `inverse` before they are rounded, and their elements with `factor`.
+struct NvBlockScale {
+  float inverse, factor;
+};
+constexpr NvBlockScale nv_scale_of_block(uint32_t largest_bits, uint32_t tensor_bits) {
   const float encode = nv_encode_scale(tensor_bits), tensor_scale = 1.0f / encode;
-  const f8_e4m3 scale = nv_block_scale(nv_largest_bits(v), encode);
-  const float inverse = nv_inverse(scale, tensor_scale),
-              factor = narrow_float::f8_e4m3_value(scale.bits) * tensor_scale;
-  for (int j = 0; j < kNvBlock; ++j) {
-    const float x = v[j], magnitude = x < 0 ? -x : x;
-    v[j] = narrow_float::f4_e2m1_value(code(j, x * inverse) & 15u) * factor;
-    if (!stats || magnitude == 0) continue;
-    stats->add({.elements = 1,
-                .saturated = magnitude > kE2m1Max * factor ? 1u : 0u,  // false if not finite: the scale is a NaN
-                .zeroed = v[j] == 0 ? 1u : 0u,
-                .smallest = factor > 0 ? factor : 0,
-                .largest = factor > 0 ? factor : 0});
-  }
+  const f8_e4m3 scale = nv_block_scale(largest_bits, encode);
+  return {nv_inverse(scale, tensor_scale), narrow_float::f8_e4m3_value(scale.bits) * tensor_scale};
+}
+
+constexpr float nv_value(uint8_t element, NvBlockScale scale) {
+  return narrow_float::f4_e2m1_value(element & 15u) * scale.factor;
+}
+
+// Counts the number x, which became `value`.
+constexpr void nv_count(NvStats& stats, float x, float value, NvBlockScale scale) {
+  const float magnitude = x < 0 ? -x : x, factor = scale.factor;
+  if (magnitude == 0) return;
+  stats.add({.elements = 1,
+             .saturated = magnitude > kE2m1Max * factor ? 1u : 0u,  // false if not finite: the scale is a NaN
+             .zeroed = value == 0 ? 1u : 0u,
+             .smallest = factor > 0 ? factor : 0,
+             .largest = factor > 0 ? factor : 0});
 }
 
 }  // namespace moebius

@@ -54,8 +54,9 @@ constexpr uint8_t draw_f4_e2m1(float v, float u) {
   if (v != v) return to_f4_e2m1(v);
   const uint32_t bits = std::bit_cast<uint32_t>(v);
   const float magnitude = lesser(std::bit_cast<float>(bits & 0x7fffffffu), kE2m1Max);
-  uint32_t low = 0;
-  while (low < 7 && narrow_float::f4_e2m1_value(low + 1) <= magnitude) ++low;
+  // The code of the lower neighbour: 0 or 0.5 below 1, and above it the exponent and one bit of the mantissa.
+  const uint32_t cut = (std::bit_cast<uint32_t>(magnitude) - (126u << 23)) >> 22;
+  uint32_t low = magnitude < 1 ? (magnitude >= 0.5f ? 1 : 0) : cut;
   if (low < 7) {
     const float below = narrow_float::f4_e2m1_value(low), above = narrow_float::f4_e2m1_value(low + 1);
     if (u * (above - below) < magnitude - below) ++low;

@@ -41,7 +41,7 @@ class Blocks {
   }
   void store(T* y, float* v, int64_t b) const {
     if (a_.hadamard) {
-      undo_hadamard(v, [](float p, float q) { return p + q; });
+      undo_hadamard(v);
       for (int j = 0; j < block_.count; ++j) y[rows_[j] * a_.C + b] = from_f32<T>(v[j]);
       return;
     }
@@ -90,12 +90,12 @@ class Rounder {
     for (int64_t b = 0; b < blocks.num_blocks(); ++b) {
       float v[kNvBlock];
       blocks.load(v, b);
-      nv_round_block(v, tensor_bits, counts_ ? &stats : nullptr, [&](int j, float x) {
-        if (!rng_) return to_f4_e2m1(x);
-        const bool down = view_.hadamard;
-        const int64_t column = whole_column(a_.draws.columns, down ? b : b * kNvBlock + j);
-        return draw_f4_e2m1(x, rng_->uniform(draw.index(down ? j : 0, column)));
-      });
+      const NvBlockScale scale = nv_scale_of_block(nv_largest_bits(v), tensor_bits);
+      for (int k = 0; k < kNvBlock; ++k) {
+        const float x = v[k];
+        v[k] = nv_value(element(draw, b, k, x * scale.inverse), scale);
+        if (counts_) nv_count(stats, x, v[k], scale);
+      }
       blocks.store(a_.y_RC.ptr<T>(), v, b);
     }
     return stats;
@@ -103,6 +103,14 @@ class Rounder {
   int64_t row_blocks() const { return view_.row_blocks(); }
 
  private:
+  // The element for x, number k of block b.
+  uint8_t element(const NvDrawRow& draw, int64_t b, int k, float x) const {
+    if (!rng_) return to_f4_e2m1(x);
+    const bool down = view_.hadamard;
+    const int64_t column = whole_column(a_.draws.columns, down ? b : b * kNvBlock + k);
+    return draw_f4_e2m1(x, rng_->uniform(draw.index(down ? k : 0, column)));
+  }
+
   const NvRound& a_;
   NvView view_;
   int64_t columns_;

@@ -7,11 +7,10 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128;  // at most; fewer where a row has fewer blocks
 
 struct Draws {
   DeviceRng any_step;
-  bool draws;
   int64_t first_expert, num_experts, groups_per_expert, all_columns;
   WholeColumns columns;
 };
@@ -23,37 +22,61 @@ struct Place {
   bool is_inside;
 };
 
+template <bool kHadamard>
 __device__ __forceinline__ Place place_of(const NvView& a) {
-  const int64_t b = int64_t{blockIdx.y} * kThreads + threadIdx.x;
-  Place t{.rows = nv_row_block(a, blockIdx.x), .column = a.hadamard ? b : b * kNvBlock};
+  const int64_t b = int64_t{blockIdx.y} * blockDim.x + threadIdx.x;
+  Place t{.rows = nv_row_block(a, blockIdx.x), .column = kHadamard ? b : b * kNvBlock};
   t.is_inside = t.rows.count > 0 && t.column < a.C;
   return t;
 }
 
-template <class T>
+// kWhole: rows are whole blocks, at multiples of 16 bytes.
+template <class T, bool kHadamard, bool kWhole>
 __device__ __forceinline__ void load_block(float (&v)[kNvBlock], const NvView& a, const Place& t) {
   const auto* x = static_cast<const T*>(a.x);
+  if constexpr (kHadamard) {
 #pragma unroll
-  for (int j = 0; j < kNvBlock; ++j) {
-    v[j] = 0;
-    if (a.hadamard) {
-      if (j < t.rows.count) v[j] = element(x[nv_row_of_x(a, nv_row_at(a, t.rows.begin + j)) * a.C + t.column]);
-    } else if (t.column + j < a.C) {
-      v[j] = element(x[nv_row_of_x(a, t.rows.begin) * a.C + t.column + j]);
-    }
+    for (int j = 0; j < kNvBlock; ++j)
+      v[j] = j < t.rows.count ? element(x[nv_row_of_x(a, nv_row_at(a, t.rows.begin + j)) * a.C + t.column]) : 0.0f;
+    hadamard(v);
+  } else if constexpr (kWhole) {
+    load(v, x + nv_row_of_x(a, t.rows.begin) * a.C + t.column);
+  } else {
+    const T* from = x + nv_row_of_x(a, t.rows.begin) * a.C + t.column;
+#pragma unroll
+    for (int j = 0; j < kNvBlock; ++j) v[j] = t.column + j < a.C ? element(from[j]) : 0.0f;
   }
-  if (a.hadamard) hadamard(v);
 }
 
-template <class T>
+template <class T, bool kHadamard, bool kWhole>
+__device__ __forceinline__ void store_block(T* y, const float (&v)[kNvBlock], const NvView& a, const Place& t) {
+  if constexpr (kHadamard) {
+#pragma unroll
+    for (int k = 0; k < kNvBlock; ++k) {
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kNvBlock; ++j) sum = __fadd_rn(sum, is_negative_in_undoing(j, k) ? -v[j] : v[j]);
+      if (k < t.rows.count) set(y[nv_row_at(a, t.rows.begin + k) * a.C + t.column], factor_of_undoing(k) * sum);
+    }
+  } else if constexpr (kWhole) {
+    store(y + nv_row_at(a, t.rows.begin) * a.C + t.column, v);
+  } else {
+    T* to = y + nv_row_at(a, t.rows.begin) * a.C + t.column;
+#pragma unroll
+    for (int j = 0; j < kNvBlock; ++j)
+      if (t.column + j < a.C) set(to[j], v[j]);
+  }
+}
+
+template <class T, bool kHadamard, bool kWhole>
 __global__ void __launch_bounds__(kThreads) magnitudes_kernel(const __grid_constant__ NvView a, uint32_t* bits_M) {
   __shared__ uint32_t shared;
   if (threadIdx.x == 0) shared = 0;
   __syncthreads();
-  const Place t = place_of(a);
+  const Place t = place_of<kHadamard>(a);
   if (t.is_inside) {
     float v[kNvBlock];
-    load_block<T>(v, a, t);
+    load_block<T, kHadamard, kWhole>(v, a, t);
     atomicMax(&shared, nv_largest_bits(v));
   }
   __syncthreads();
@@ -64,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) magnitudes_kernel(const __grid_const
 __device__ void add_stats(double* stats_5, const NvStats& of_thread) {
   __shared__ NvStats all[kThreads];
   all[threadIdx.x] = of_thread;
-  for (int n = kThreads / 2; n > 0; n /= 2) {
+  for (int n = static_cast<int>(blockDim.x) / 2; n > 0; n /= 2) {
     __syncthreads();
     if (threadIdx.x < n) all[threadIdx.x].add(all[threadIdx.x + n]);
   }
@@ -85,11 +108,11 @@ __device__ void add_stats(double* stats_5, const NvStats& of_thread) {
   }
 }
 
-template <class T>
+template <class T, bool kHadamard, bool kWhole, bool kDraws>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const __grid_constant__ NvView a, T* y, const int32_t* magnitudes, int num_ranks, int64_t stride,
                  const __grid_constant__ Draws draws, double* stats_5) {
-  const Place t = place_of(a);
+  const Place t = place_of<kHadamard>(a);
   NvStats stats;
   if (t.is_inside) {
     const int64_t row = nv_row_at(a, t.rows.begin), batch = nv_batch(a, row);
@@ -100,30 +123,50 @@ __global__ void __launch_bounds__(kThreads)
                          .expert = draws.first_expert + t.rows.group / draws.groups_per_expert,
                          .num_experts = draws.num_experts,
                          .columns = draws.all_columns};
-    const DeviceRng rng = draws.draws ? draws.any_step.at_step(static_cast<uint64_t>(a.draw[0])) : DeviceRng();
+    const DeviceRng rng = kDraws ? draws.any_step.at_step(static_cast<uint64_t>(a.draw[0])) : DeviceRng();
     float v[kNvBlock];
-    load_block<T>(v, a, t);
-    nv_round_block(v, tensor_bits, stats_5 ? &stats : nullptr, [&](int j, float x) {
-      if (!draws.draws) return to_f4_e2m1(x);
-      const int64_t column = whole_column(draws.columns, a.hadamard ? t.column : t.column + j);
-      return draw_f4_e2m1(x, rng.uniform(draw.index(a.hadamard ? j : 0, column)));
-    });
-    if (a.hadamard) undo_hadamard(v, [](float p, float q) { return __fadd_rn(p, q); });
+    load_block<T, kHadamard, kWhole>(v, a, t);
+    const NvBlockScale scale = nv_scale_of_block(nv_largest_bits(v), tensor_bits);
 #pragma unroll
     for (int j = 0; j < kNvBlock; ++j) {
-      if (a.hadamard) {
-        if (j < t.rows.count) set(y[nv_row_at(a, t.rows.begin + j) * a.C + t.column], v[j]);
-      } else if (t.column + j < a.C) {
-        set(y[row * a.C + t.column + j], v[j]);
+      const float x = v[j], scaled = x * scale.inverse;
+      uint8_t code;
+      if constexpr (kDraws) {
+        const int64_t column = whole_column(draws.columns, kHadamard ? t.column : t.column + j);
+        code = draw_f4_e2m1(scaled, rng.uniform(draw.index(kHadamard ? j : 0, column)));
+      } else {
+        code = to_f4_e2m1(scaled);
       }
+      v[j] = nv_value(code, scale);
+      if (stats_5) nv_count(stats, x, v[j], scale);
     }
+    store_block<T, kHadamard, kWhole>(y, v, a, t);
   }
   if (stats_5) add_stats(stats_5, stats);
 }
 
-dim3 grid_of(const NvView& a) {
+struct Launch {
+  dim3 grid;
+  int threads;
+};
+Launch launch_of(const NvView& a) {
   const int64_t blocks = a.hadamard ? a.C : div_ceil(a.C, int64_t{kNvBlock});
-  return {static_cast<unsigned>(a.row_blocks()), static_cast<unsigned>(div_ceil(blocks, int64_t{kThreads})), 1};
+  const int threads = blocks <= 32 ? 32 : blocks <= 64 ? 64 : kThreads;
+  return {{static_cast<unsigned>(a.row_blocks()), static_cast<unsigned>(div_ceil(blocks, int64_t{threads})), 1},
+          threads};
+}
+
+bool has_whole_blocks(const NvView& a, const Tensor& y) {
+  const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return !a.hadamard && a.C % kNvBlock == 0 && is_aligned(a.x) && (y.empty() || is_aligned(y.data));
+}
+
+// Calls f<kHadamard, kWhole>().
+template <class F>
+void with_blocks(const NvView& a, const Tensor& y, F f) {
+  if (a.hadamard) return f.template operator()<true, false>();
+  if (has_whole_blocks(a, y)) return f.template operator()<false, true>();
+  f.template operator()<false, false>();
 }
 
 struct Order {
@@ -183,8 +226,12 @@ void nv_magnitudes(Stream& s, const NvMagnitudes& a) {
              "nv_magnitudes");
   if (view.R == 0 || view.C == 0) return;
   with_float_type(a.of.x_NC.dtype, [&](auto zero) {
-    magnitudes_kernel<decltype(zero)>
-        <<<grid_of(view), kThreads, 0, cuda_stream(s)>>>(view, static_cast<uint32_t*>(a.bits_M.data));
+    using T = decltype(zero);
+    with_blocks(view, {}, [&]<bool kHadamard, bool kWhole>() {
+      const Launch launch = launch_of(view);
+      magnitudes_kernel<T, kHadamard, kWhole>
+          <<<launch.grid, launch.threads, 0, cuda_stream(s)>>>(view, static_cast<uint32_t*>(a.bits_M.data));
+    });
   });
   check_launch("nv_magnitudes");
 }
@@ -193,7 +240,6 @@ void nv_round(Stream& s, const NvRound& a) {
   const NvView view = view_of(a.of, a.draws.draw_2);
   const NvDraws& how = a.draws;
   const Draws draws{.any_step = DeviceRng(Rng(how.seed, RngSite::rounding, 0, how.key)),
-                    .draws = a.draws_elements,
                     .first_expert = how.first_expert,
                     .num_experts = how.num_experts,
                     .groups_per_expert = how.groups_per_expert,
@@ -201,9 +247,14 @@ void nv_round(Stream& s, const NvRound& a) {
                     .columns = how.columns};
   with_float_type(a.of.x_NC.dtype, [&](auto zero) {
     using T = decltype(zero);
-    round_kernel<T><<<grid_of(view), kThreads, 0, cuda_stream(s)>>>(
-        view, a.y_RC.ptr<T>(), a.magnitude_WB.ptr<int32_t>() + a.first_batch, narrow<int>(a.magnitude_WB.dim(0)),
-        a.magnitude_WB.dim(1), draws, a.stats_5.empty() ? nullptr : a.stats_5.ptr<double>());
+    with_blocks(view, a.y_RC, [&]<bool kHadamard, bool kWhole>() {
+      const Launch launch = launch_of(view);
+      const auto kernel =
+          a.draws_elements ? round_kernel<T, kHadamard, kWhole, true> : round_kernel<T, kHadamard, kWhole, false>;
+      kernel<<<launch.grid, launch.threads, 0, cuda_stream(s)>>>(
+          view, a.y_RC.ptr<T>(), a.magnitude_WB.ptr<int32_t>() + a.first_batch, narrow<int>(a.magnitude_WB.dim(0)),
+          a.magnitude_WB.dim(1), draws, a.stats_5.empty() ? nullptr : a.stats_5.ptr<double>());
+    });
   });
   check_launch("nv_round");
 }
