@@ -290,8 +290,8 @@ int64_t batches_of_scale(const ParallelSpec& layout) {
   return std::max<int64_t>(1, layout.ep * layout.etp / (layout.tp * layout.cp));
 }
 
-// Runs the model on one rank and on each of the layouts. micro_batch: sequences of a layout's; of_one_rank: of one
-// rank's.
+// Runs the model on one rank and on each of the layouts. micro_batch: sequences of a micro-batch on a layout;
+// of_one_rank: on one rank.
 void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::vector<QuantisedLayoutCase>& layouts,
                                   int64_t micro_batch = 2, int64_t of_one_rank = 2) {
   const bool is_cut = micro_batch != of_one_rank;
