@@ -2,7 +2,7 @@
 #pragma once
 
 #include "model/layer_context.h"
-#include "model/layers/token_index.h"
+#include "model/layers/tokens_of_rows.h"
 #include "precision/product_precision.h"
 
 namespace moebius {
@@ -73,12 +73,12 @@ class DenseRows {
       : tokens_(c), needs_tokens_(precision.rounds_rows() && c.mesh.shape().tp * c.mesh.shape().cp > 1) {}
   RowGroups groups(Step& step, int64_t num_rows) const {
     RowGroups rows;
-    if (needs_tokens_) rows.index_N = tokens_.of_rows(step, num_rows);
+    if (needs_tokens_) rows.index_N = tokens_.index(step, num_rows);
     return rows;
   }
 
  private:
-  RowTokenIndex tokens_;
+  TokensOfRows tokens_;
   bool needs_tokens_ = false;
 };
 

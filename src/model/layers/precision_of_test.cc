@@ -57,7 +57,7 @@ TEST_P(ScalesOfParameters, AreSharedByTheirOwnGroups) {
     const ModelSpec model;
     const BalanceSpec balance;
     const Tensor no_table;
-    const PrecisionSpec recipe{.recipe = PrecisionRecipe::fp8_tensor, .compute = DType::f32};
+    const PrecisionSpec recipe{.compute = DType::f32, .recipe = PrecisionRecipe::fp8_tensor};
     const LayerContext c{.params = params,
                          .plan = plan,
                          .model = model,

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/layer_context.h"
-#include "model/layers/token_index.h"
+#include "model/layers/tokens_of_rows.h"
 #include "model/lora/adapter_params.h"
 #include "ops/low_rank/low_rank_dropout.h"
 
@@ -23,7 +23,7 @@ class AdapterDropout {
   float scale(const Step& step) const { return is_on(step) ? static_cast<float>(1.0 / (1.0 - rate_)) : 1.0f; }
 
   // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows.
-  Tensor token_index(Step& step, int64_t num_rows) const { return tokens_.of_rows(step, num_rows); }
+  Tensor token_index(Step& step, int64_t num_rows) const { return tokens_.index(step, num_rows); }
 
   // y[r, :] (+)= keep * x[i, :] of a block. i is token[r] with gather, else r. rows.token names the
   // token of each row in index.
@@ -40,7 +40,7 @@ class AdapterDropout {
   double rate_ = 0;
   DropoutDraw draw_;  // the draw without the fields that a step and a block set
   std::vector<uint32_t> matrices_;
-  RowTokenIndex tokens_;
+  TokensOfRows tokens_;
 };
 
 }  // namespace moebius

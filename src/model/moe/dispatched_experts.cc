@@ -60,7 +60,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
       w1_adapter_(c.lora.is_on() ? Adapter(c, w1_spec(c, prefix)) : Adapter()),
       w2_adapter_(c.lora.is_on() ? Adapter(c, w2_spec(c, prefix)) : Adapter()),
       has_dropout_(c.lora.dropout > 0 && !(w1_adapter_.is_empty() && w2_adapter_.is_empty())),
-      token_index_(c),
+      tokens_of_rows_(c),
       activation_(activation_of(c.model)),
       rows_(c.expert_rows),
       dispatcher_(make_dispatcher(c.dispatcher, {.num_experts = c.model.num_experts,

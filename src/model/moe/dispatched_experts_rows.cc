@@ -8,7 +8,7 @@ void DispatchedExperts::find_tokens(Step& step, int64_t T, Saved& saved) const {
   if (!for_dropout && !finds_batches(step)) return;
   StackScope scope(step.stack);
   const Tensor all_N = saved.token_index_N.rows(0, dispatcher_->source_rows(T));
-  dispatcher_->dispatch_index(step, all_N, token_index_.of_rows(step, T), *saved.handle);
+  dispatcher_->dispatch_index(step, all_N, tokens_of_rows_.index(step, T), *saved.handle);
 }
 
 bool DispatchedExperts::finds_batches(const Step& step) const {

@@ -27,12 +27,15 @@ struct NvRows {
   // draw[1] + r.
   Tensor index_N, source_R;
   bool hadamard = false;
-  int64_t num_batches = 1, batch_tokens = 1;  // the micro-batch of a row, of M: token / batch_tokens % M
+  // The number M of micro-batches and the tokens of each. A row of token t is in micro-batch
+  //   t / batch_tokens % M
+  int64_t num_batches = 1, batch_tokens = 1;
   int64_t num_rows() const { return token_R.empty() ? x_NC.dim(0) : token_R.numel(); }
 };
 
-// bits[m] = the bits of the largest magnitude of the rows of micro-batch m, after the transform; 0 without rows. They are
-// ordered as those of largest_magnitudes() (quantize.h).
+// bits[m] = the bits of the largest magnitude in micro-batch m
+//
+// It is that after the transform, and 0 without rows. Bits are ordered as those of largest_magnitudes() (quantize.h).
 struct NvMagnitudes {
   Tensor bits_M;       // out i32
   NvRows of;           // in
@@ -41,7 +44,7 @@ struct NvMagnitudes {
 void nv_magnitudes(Stream& s, const NvMagnitudes& a);
 Cost cost(const NvMagnitudes& a);
 
-// The columns of rows in the whole matrix: those from `here` on begin at `whole`.
+// Columns of rows: those from `here` on are the columns from `whole` on of the whole matrix.
 struct ColumnRun {
   int64_t here = 0, whole = 0;
 };

@@ -6,16 +6,16 @@
 
 namespace moebius {
 
-class RowTokenIndex {
+class TokensOfRows {
  public:
-  RowTokenIndex() = default;
-  explicit RowTokenIndex(const LayerContext& c)
+  TokensOfRows() = default;
+  explicit TokensOfRows(const LayerContext& c)
       : token_{.seq = c.shape.seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
         stream_rows_(c.stream_rows()),
         tp_(c.mesh.place().tp) {}
 
   // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows.
-  Tensor of_rows(Step& step, int64_t num_rows) const {
+  Tensor index(Step& step, int64_t num_rows) const {
     TokenOfRow token = token_;
     if (num_rows == stream_rows_) token.first = tp_ * stream_rows_;
     const Tensor index_T = step.alloc({num_rows}, DType::i32);
