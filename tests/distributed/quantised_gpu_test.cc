@@ -212,8 +212,8 @@ TEST_P(TensorScalesOnGpuRanks, TrainTheModelOfOneGpuWithTheSameBitsCaptured) {
   const LayoutModel model{
       .sequences = 8, .quantised = true, .recipe = c.recipe, .weight_gradients = WeightGradientPrecision::recipe};
   run_ranks(c.ranks, [&](Transport& world) {
-    for (const DType compute : {DType::f32, DType::bf16}) {
-      const LayoutWay eager{.device = DeviceKind::cuda, .graph = false, .compute = compute};
+    for (const auto& [compute, kernels] : kWays) {
+      const LayoutWay eager{.device = DeviceKind::cuda, .graph = false, .compute = compute, .kernels = kernels};
       const LayoutOutcome got = train_on(world, model, c.layout, kSteps, eager);
       if (c.layout.dispatcher != DispatcherKind::alltoall) {
         LayoutWay captured = eager;
@@ -225,7 +225,7 @@ TEST_P(TensorScalesOnGpuRanks, TrainTheModelOfOneGpuWithTheSameBitsCaptured) {
       for (int64_t i = 0; i < kSteps; ++i) {
         const double bound = compute == DType::f32 && i == 0 ? 4e-4 : 0x1p-6;
         EXPECT_NEAR(got.steps[i].loss, alone.steps[i].loss, bound * alone.steps[i].loss)
-            << name_of(compute) << ", step " << i + 1;
+            << name_of(compute) << ", " << name_of(kernels) << ", step " << i + 1;
       }
     }
   });
