@@ -60,16 +60,17 @@ TEST(CheckSharding, ErrorsNameTheUnsupportedSetting) {
 }
 
 TEST(CheckSharding, WeightsOnTheHostAreKeptOnce) {
-  EXPECT_NO_THROW(parse({"memory.offload_weights=true"}).check(1));
-  EXPECT_NO_THROW(parse({"memory.offload_weights=true", "parallel.fsdp=true", "parallel.fsdp_shard=2"}).check(2));
-  EXPECT_NO_THROW(parse({"memory.offload_weights=true", "parallel.pp=2", "parallel.layout=E t*2 | t L"}).check(2));
+  const std::string kOnHost = "memory.offload=[\"weights\"]";
+  EXPECT_NO_THROW(parse({kOnHost}).check(1));
+  EXPECT_NO_THROW(parse({kOnHost, "parallel.fsdp=true", "parallel.fsdp_shard=2"}).check(2));
+  EXPECT_NO_THROW(parse({kOnHost, "parallel.pp=2", "parallel.layout=E t*2 | t L"}).check(2));
   EXPECT_THAT(
-      check_error({"memory.offload_weights=true"}, 2),
-      HasSubstr("memory.offload_weights = true: 2 ranks hold the weights of a stage, and each would keep a copy "
+      check_error({kOnHost}, 2),
+      HasSubstr("memory.offload \"weights\": 2 ranks hold the weights of a stage, and each would keep a copy "
                 "of some of them in host memory; set parallel.fsdp = true, so that each keeps a shard [--set]"));
-  EXPECT_THAT(check_error({"memory.offload_weights=true", "lora.rank=4", "lora.targets=[\"q_proj\"]",
-                           "lora.base=fp8_block", "model.init_from=some/folder"}),
-              HasSubstr("memory.offload_weights = true moves weights in precision.compute, and lora.base holds them"));
+  EXPECT_THAT(check_error({kOnHost, "lora.rank=4", "lora.targets=[\"q_proj\"]", "lora.base=fp8_block",
+                           "model.init_from=some/folder"}),
+              HasSubstr("memory.offload \"weights\" moves those in precision.compute, and lora.base holds them"));
 }
 
 }  // namespace
