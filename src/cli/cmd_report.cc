@@ -28,7 +28,8 @@ void check_ending(const char* option, const std::string& path, const char* endin
                 "report {} {}: expected a name that ends in {}; give one", option, path, ending);
 }
 
-// Without --out and --csv, one run has its page in its folder.
+// Without --out and --csv, one run has its page in its folder. A link there could name any file, and a run may come from
+// someone else.
 void choose_files(Options& o) {
   if (!o.out.empty() || !o.csv.empty()) return;
   MOEBIUS_CHECK(
@@ -36,6 +37,10 @@ void choose_files(Options& o) {
       "report: expected --out FILE.html for a page of {} runs, or --csv; got none; give one, as --out both.html",
       o.runs.size());
   o.out = std::filesystem::path(o.runs[0]) / "report.html";
+  std::error_code unknown;
+  MOEBIUS_CHECK(input, !std::filesystem::is_symlink(std::filesystem::symlink_status(o.out, unknown)),
+                "report: {} is a link to another file, which is not replaced; remove the link, or give --out FILE.html",
+                o.out);
 }
 
 void check(const Options& o) {

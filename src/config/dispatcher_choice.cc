@@ -1,6 +1,8 @@
 #include "config/dispatcher_choice.h"
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 #include "core/error.h"
 
@@ -70,9 +72,23 @@ DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {
   return choice;
 }
 
+// Returns the mean over tokens t of the share of parts with any of the experts (t K + k) mod E. The tokens repeat after
+// E / gcd(E, K) of them.
+double chance_of_neighbours(int64_t num_experts, int64_t top_k, int64_t parts) {
+  const int64_t period = num_experts / std::gcd(num_experts, top_k), of_part = num_experts / parts;
+  int64_t hits = 0;
+  for (int64_t t = 0; t < period; ++t) {
+    std::set<int64_t> hit;
+    for (int64_t k = 0; k < top_k; ++k) hit.insert((t * top_k + k) % num_experts / of_part);
+    hits += std::ssize(hit);
+  }
+  return static_cast<double>(hits) / static_cast<double>(period * parts);
+}
+
 }  // namespace
 
-double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts) {
+double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool round_robin) {
+  if (round_robin) return chance_of_neighbours(num_experts, top_k, parts);
   const double E = static_cast<double>(num_experts), elsewhere = E - E / static_cast<double>(parts);
   double misses = 1;  // the probability that none of a token's experts is in the part
   for (int64_t k = 0; k < top_k; ++k)

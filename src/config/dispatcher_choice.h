@@ -44,8 +44,9 @@ struct RowsOfToken {
 };
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp);
 // Returns the probability that one of a token's K experts is in a given part of the E, of E / parts:
-// 1 - C(E - E/parts, K) / C(E, K), with balanced routing.
-double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts);
+// 1 - C(E - E/parts, K) / C(E, K), with balanced routing. round_robin: moe.force_balance, with which token t has the
+// experts (t K + k) mod E. They are neighbours, so few parts have any of them.
+double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool round_robin = false);
 
 // Bytes that cross nodes for each column of a token in a layer's step, with balanced routing: x twice and dy
 // to the experts, y and dx back. b is element_bytes, and the ranks are on M nodes. Sums of nodes are f32.

@@ -109,6 +109,14 @@ TEST(DispatcherChoice, BytesAcrossNodesAreThoseOfTheFormulas) {
   EXPECT_DOUBLE_EQ(chance_of_part(4, 3, 2), 1);  // more experts than a part leaves
 }
 
+// Experts t K to t K + K - 1 of 64 are in one of 4 parts with K = 8, and in two of 4 parts of 8 with K = 3.
+TEST(DispatcherChoice, NeighbouringExpertsAreInFewParts) {
+  EXPECT_DOUBLE_EQ(chance_of_part(64, 8, 4, /*round_robin=*/true), 1 / 4.0);
+  EXPECT_DOUBLE_EQ(chance_of_part(64, 8, 16, /*round_robin=*/true), 2 / 16.0);
+  EXPECT_DOUBLE_EQ(chance_of_part(8, 3, 4, /*round_robin=*/true), 2 / 4.0);
+  EXPECT_DOUBLE_EQ(chance_of_part(8, 8, 8, /*round_robin=*/true), 1);
+}
+
 TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
   const DispatcherChoiceInputs q{.ep = 16,
                                  .top_k = 8,

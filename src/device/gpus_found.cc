@@ -141,12 +141,15 @@ std::string why_not_loaded(const GpusFound& found, int index, const std::string&
   if (error == "cudaErrorNoKernelImageForDevice")
     return fmt::format("{}, for which this build has no kernels that load; build again from clean sources{}", name,
                        build);
-  if (error == "cudaErrorInvalidPtx" || error == "cudaErrorUnsupportedPtxVersion")
-    return fmt::format(
-        "{}, and the driver for CUDA {} does not compile this build's PTX of CUDA {}; update the driver to one for CUDA {} "
-        "or later{}",
-        name, cuda_version_text(found.driver), cuda_version_text(found.built_with), cuda_version_text(found.built_with),
-        build);
+  if (error == "cudaErrorInvalidPtx" || error == "cudaErrorUnsupportedPtxVersion") {
+    const std::string built = cuda_version_text(found.built_with);
+    return fmt::format("{}, and the driver for CUDA {} does not compile this build's PTX of CUDA {}; {}{}", name,
+                       cuda_version_text(found.driver), built,
+                       found.driver < found.built_with
+                           ? fmt::format("update the driver to one for CUDA {} or later", built)
+                           : "it should, so install it again, or build again from clean sources",
+                       build);
+  }
   if (error == "cudaErrorJitCompilerNotFound")
     return fmt::format(
         "{}, and the driver's compiler of PTX (libnvidia-ptxjitcompiler) is missing; install the whole driver (a "

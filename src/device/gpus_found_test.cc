@@ -139,7 +139,7 @@ TEST(GpusFound, ReportADriverThatIsTooOldForThePtx) {
 }
 
 TEST(GpusFound, SayWhyAKernelDoesNotLoad) {
-  const GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kB200}};
+  GpusFound found{.built_with = 13000, .driver = 13000, .visible = {kB200}};
   const auto why = [&](const std::string& error) { return why_not_loaded(found, 0, error); };
   const std::string b200 = "GPU 0 is NVIDIA B200 (compute capability 10.0), ",
                     build = ", or build with -DMOEBIUS_CUDA_ARCHITECTURES=\"80;90a;100\"";
@@ -147,8 +147,8 @@ TEST(GpusFound, SayWhyAKernelDoesNotLoad) {
             b200 + "for which this build has no kernels that load; build again from clean sources" + build);
   for (const char* error : {"cudaErrorInvalidPtx", "cudaErrorUnsupportedPtxVersion"})
     EXPECT_EQ(why(error), b200 +
-                              "and the driver for CUDA 13.0 does not compile this build's PTX of CUDA 13.0; update the "
-                              "driver to one for CUDA 13.0 or later" +
+                              "and the driver for CUDA 13.0 does not compile this build's PTX of CUDA 13.0; it should, "
+                              "so install it again, or build again from clean sources" +
                               build);
   EXPECT_EQ(why("cudaErrorJitCompilerNotFound"),
             b200 +
@@ -158,6 +158,12 @@ TEST(GpusFound, SayWhyAKernelDoesNotLoad) {
   EXPECT_EQ(why("cudaErrorJitCompilationDisabled"),
             b200 + "for which PTX must be compiled, and that is disabled; unset CUDA_DISABLE_PTX_JIT" + build);
   EXPECT_EQ(why("cudaErrorMemoryAllocation"), "");
+  found.built_with = 13020;
+  EXPECT_EQ(why("cudaErrorUnsupportedPtxVersion"),
+            b200 +
+                "and the driver for CUDA 13.0 does not compile this build's PTX of CUDA 13.2; update the driver to one "
+                "for CUDA 13.2 or later" +
+                build);
 }
 
 TEST(GpusFound, GpusOfOneKindAreListedOnce) {

@@ -7,6 +7,7 @@
 #include "core/quantized.h"
 #include "core/rng.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/fill_zeros.h"
 #include "ops/optimizer/optimizer.h"
 #include "ops/optimizer/rounding.h"
 
@@ -31,6 +32,11 @@ bool is_drawn(const Param& p) { return p.spec.dtype == DType::f32 || p.spec.dtyp
 
 Tensor owned_in(const Param& p, const OwnedPiece& piece, const Tensor& whole) {
   return piece.of ? piece.of->rows(piece.first, piece.first + p.owned.count) : owned_elements(p, whole);
+}
+
+// Returns whether the first gradient of a step is added to zeros.
+bool adds_first(const Param& p) {
+  return p.has_grad && !p.spec.grad_stored_first && !p.sums_apart() && !p.shards_gradient();
 }
 }  // namespace
 
@@ -406,12 +412,14 @@ void ParamTable::sum_gradients(Stream& s, const ParamSpan& span, bool first_of_s
 }
 
 void ParamTable::zero_added_grads(Stream& s) const {
-  for (size_t i = 0; i < params_.size(); ++i) zero_added_grad(s, i);
+  std::vector<Tensor> added;
+  for (const Param& p : params_)
+    if (adds_first(p)) added.push_back(p.dw);
+  fill_zeros(s, added);
 }
 
 void ParamTable::zero_added_grad(Stream& s, size_t i) const {
-  const Param& p = params_[i];
-  if (p.has_grad && !p.spec.grad_stored_first && !p.sums_apart() && !p.shards_gradient()) fill_zero(s, p.dw);
+  if (adds_first(params_[i])) fill_zero(s, params_[i].dw);
 }
 
 }  // namespace moebius

@@ -34,7 +34,8 @@ const Names<PlanPrecision> kPrecisions{{"recipe", PlanPrecision::from_recipe},
                                        {"mxfp8", PlanPrecision::mxfp8},
                                        {"nvfp4", PlanPrecision::nvfp4}};
 const Names<PlanPermutation> kPermutations{{"memory_efficient", PlanPermutation::memory_efficient},
-                                           {"plain", PlanPermutation::plain}};
+                                           {"plain", PlanPermutation::plain},
+                                           {"fused", PlanPermutation::fused}};
 const Names<PlanRecompute> kRecomputes{
     {"recipe", PlanRecompute::from_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};

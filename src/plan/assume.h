@@ -17,7 +17,7 @@ enum class PlanGraphs : int { from_recipe, none, partial, full };
 enum class PlanPrecision : int { from_recipe, fp8_block, fp8_tensor, mxfp8, nvfp4 };
 // The place where Megatron multiplies rows of experts by their routing weights. memory_efficient multiplies before the
 // second product. plain multiplies after it, and so keeps the experts' outputs for backward (arXiv 2603.07685).
-enum class PlanPermutation : int { memory_efficient, plain };
+enum class PlanPermutation : int { memory_efficient, plain, fused };
 
 // Megatron can recompute more than memory.recompute names: the activation of the experts (its moe_act), or the whole
 // MoE layer with its exchange (its moe).

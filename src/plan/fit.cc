@@ -255,9 +255,13 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
     r.recipe = text_of(row, "recipe", at);
     r.machine = text_of(row, "machine", at);
     find_family(file, r);
-    r.run = load_run_spec(folder + "/" + r.recipe, texts_of(row, "set", at));
     r.ranks = ranks_of(row, at);
-    r.assume = parse_assumptions(texts_of(row, "assume", at));
+    try {
+      r.run = load_run_spec(folder + "/" + r.recipe, texts_of(row, "set", at));
+      r.assume = parse_assumptions(texts_of(row, "assume", at));
+    } catch (const Error& e) {
+      throw Error(e.kind(), fmt::format("{}, \"{}\": {}", at, r.name, e.what()));
+    }
     r.measured = measured_of(row, r, at);
     r.is_fitted = row.value("fit", true);
     for (const FitRow& before : rows)

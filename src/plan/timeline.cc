@@ -217,12 +217,15 @@ std::string plan_trace(const Prediction& p) {
 std::string plan_html(const Prediction& p, const std::string& title, const std::string& text) {
   std::string html = fmt::format(
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{}</title>\n"
-      "<style>body{{font-family:sans-serif;max-width:1240px;margin:2em auto}}svg{{width:100%}}</style></head><body>\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<style>body{{font-family:sans-serif;max-width:1240px;margin:2em auto;padding:0 8px}}h1{{overflow-wrap:anywhere}}\n"
+      "pre,.wide{{overflow-x:auto}}svg{{width:100%;min-width:900px}}</style></head><body>\n"
       "<h1>{}</h1>\n<pre>{}</pre>\n",
       escape_html(title), escape_html(title), escape_html(text));
-  html += fmt::format("<h2>Passes of {} of {} micro-batches</h2>\n{}", p.schedule.shape.num_micro_batches,
-                      p.num_micro_batches, timeline_svg(p));
-  html += "<h2>Memory of a rank of each pipeline stage</h2>\n" + legend() + memory_svg(p);
+  html += fmt::format("<h2>Passes of {} of {} micro-batches</h2>\n<div class=\"wide\">{}</div>\n",
+                      p.schedule.shape.num_micro_batches, p.num_micro_batches, timeline_svg(p));
+  html += "<h2>Memory of a rank of each pipeline stage</h2>\n" + legend() + "<div class=\"wide\">" + memory_svg(p) +
+          "</div>\n";
   return html + "</body></html>\n";
 }
 

@@ -452,18 +452,18 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     for (int64_t i = 0; i < num_moe; ++i) add_rows(t.backward, c, forward_rows_sent(c));
     t.backward.host += t.forward.host;
   }
-  if (is_moe && c.assume.system == PlanSystem::megatron)
-    add_expert_launches(t, c, num_moe, part.recompute.layer || c.assume.recompute == PlanRecompute::moe);
+  const bool is_megatron = is_moe && c.assume.system == PlanSystem::megatron;
+  if (is_megatron) add_expert_launches(t, c, num_moe, part.recompute.layer || c.assume.recompute == PlanRecompute::moe);
   // A backward_input by itself has no weight gradients to overlap with.
-  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap != ExpertOverlap::none && !part.splits)
-    overlap_layer(t.backward, c, part.recompute);
-  if (is_moe && c.assume.system == PlanSystem::moebius && c.spec.expert_overlap == ExpertOverlap::batch_split)
-    overlap_own_rows(t.forward, t.backward, c);
+  const ExpertOverlap own = is_megatron || !is_moe ? ExpertOverlap::none : c.spec.expert_overlap;
+  if (own != ExpertOverlap::none && !part.splits) overlap_layer(t.backward, c, part.recompute);
+  if (own == ExpertOverlap::batch_split) overlap_own_rows(t.forward, t.backward, c);
   for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);
   if (c.assume.tp_overlap && is_layer)
     for (PassTime* pass : {&t.forward, &t.backward}) overlap_tp(*pass, c);
+  if (is_megatron) add_layer_launches(t, c, num_moe, host_share(c));
   return t;
 }
 

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <thread>
 
 #include "report/testing.h"
@@ -72,6 +73,14 @@ TEST_F(CliReport, NeverOverwritesMetrics) {
   expect_refused(run_moebius(dir_, {"report", "run", "--out", "run/metrics.jsonl"}), 2,
                  "expected a name that ends in .html");
   EXPECT_EQ(read_file(dir_.path("run/metrics.jsonl")), was);
+}
+
+// A run may come from someone else: a link in its folder must not lead the page to another file.
+TEST_F(CliReport, ALinkInTheRunIsNotReplaced) {
+  write_file_atomic(dir_.path("mine.txt"), "mine");
+  std::filesystem::create_symlink("../mine.txt", dir_.path("run/report.html"));
+  expect_refused(run_moebius(dir_, {"report", "run"}), 3, "run/report.html is a link to another file");
+  EXPECT_EQ(read_file(dir_.path("mine.txt")), "mine");
 }
 
 // A program that runs at the same time as this one, with its output in files.

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "tests/distributed/layout_run.h"
@@ -169,12 +170,13 @@ struct QuantisedGradients {
   PrecisionRecipe recipe;
   DType compute = DType::f32;
   int64_t seq = 8;          // tokens; a micro-batch has two sequences
+  int64_t sequences = 8;    // of a step
   uint64_t first_seed = 7;  // with which the fewest layouts had a number near a tie, on one CPU
   std::vector<std::string> keep = {};
 
   LayoutModel model() const {
     return {.seq = seq,
-            .sequences = 8,
+            .sequences = sequences,
             .quantised = true,
             .recipe = recipe,
             .weight_gradients = WeightGradientPrecision::recipe,
@@ -264,13 +266,15 @@ std::string differences(const QuantisedGradients& model, const QuantisedLayoutCa
   };
   const bool has_loose = std::ranges::any_of(distances, [&](const auto& of) { return is_loose(of.first); });
   check("loss", std::abs(got.steps[0].loss / want.steps[0].loss - 1), c.layout.pp == c.ranks ? 0 : kSameNumbers.loss);
-  check("norm", std::abs(got.steps[0].grad_norm / want.steps[0].grad_norm - 1),
-        has_loose ? kOtherBlocksOfNvfp4 : kSameNumbers.norm);
+  const double of_norm = std::abs(got.steps[0].grad_norm / want.steps[0].grad_norm - 1);
+  check("norm", of_norm, has_loose ? kOtherBlocksOfNvfp4 : kSameNumbers.norm);
+  const double clipping = has_loose ? 2 * of_norm : 0;  // of all updates, by that norm
   for (const auto& [name, expected] : want.first)
     if (!has_loose) check(name, distance(got.first.at(name), expected), kSameNumbers.params);
   for (const auto& [name, by] : distances) {
     const bool same = has_blocks_of_one_rank(model, name, c.layout, micro_batch) && !adds_shares(c.layout);
-    check("update of " + name, by, is_loose(name) ? kOtherBlocksOfNvfp4 : same ? kSumsOfMicroBatches : kOtherBlocks);
+    check("update of " + name, by,
+          is_loose(name) ? kOtherBlocksOfNvfp4 : (same ? kSumsOfMicroBatches : kOtherBlocks) + clipping);
   }
   return found;
 }
@@ -318,20 +322,30 @@ void expect_gradients_of_one_rank(const QuantisedGradients& model, const std::ve
 
 class QuantisedGradientsOnLayouts : public ::testing::TestWithParam<QuantisedGradients> {};
 
-// In bf16 a sum of shares is rounded otherwise in most tokens. Recipes with scales of whole tensors leave out the two
-// layouts of 8 ranks; SharedScalesAreThoseOfOneMicroBatch has those on which a scale covers several micro-batches.
+// In bf16 a sum of shares is rounded otherwise in most tokens. fp8_tensor leaves out the two layouts of 8 ranks;
+// SharedScalesAreThoseOfOneMicroBatch has those on which a scale covers several micro-batches. nvfp4, which takes long,
+// has one layout of each kind.
 TEST_P(QuantisedGradientsOnLayouts, AreThoseOfOneRank) {
   const QuantisedGradients& model = GetParam();
-  const bool is_tensor = model.recipe == PrecisionRecipe::fp8_tensor,
-             of_tensors = is_tensor || model.recipe == PrecisionRecipe::nvfp4;
+  const bool is_tensor = model.recipe == PrecisionRecipe::fp8_tensor, is_nv = model.recipe == PrecisionRecipe::nvfp4;
+  const std::set<std::string> of_nv = {"dp2",
+                                       "tp2",
+                                       "cp2_ring",
+                                       "pp2_vpp2_held",
+                                       "ep2_alltoall",
+                                       "ep4_direct_both",
+                                       "ep2_over_tp2_narrow",
+                                       "ep4_over_tp2_cp2",
+                                       "etp2_ep2_alltoall_narrow",
+                                       "pp2_ep2_both"};
   std::vector<QuantisedLayoutCase> layouts;
   for (const QuantisedLayoutCase& c : distinct_layouts()) {
     if (model.compute == DType::bf16 && adds_shares(c.layout)) continue;
-    if (of_tensors && c.ranks > 4) continue;
-    if (is_tensor && batches_of_scale(c.layout) > 1) continue;
+    if (is_nv && !of_nv.contains(c.name)) continue;
+    if (is_tensor && (c.ranks > 4 || batches_of_scale(c.layout) > 1)) continue;
     layouts.push_back(c);
   }
-  EXPECT_GE(layouts.size(), is_tensor ? 7u : model.compute == DType::bf16 ? 10u : 34u);
+  EXPECT_GE(layouts.size(), is_nv ? 10u : is_tensor ? 7u : model.compute == DType::bf16 ? 10u : 36u);
   expect_gradients_of_one_rank(model, layouts);
 }
 
@@ -375,21 +389,16 @@ TEST(QuantisedGradients, SharedScalesAreThoseOfOneMicroBatch) {
 
 // Pieces of cp consist of whole blocks of 16 tokens, so all gradients are those of one rank.
 TEST(QuantisedGradients, WholeBlocksOnRanksOfContext) {
-  const QuantisedGradients model{"nvfp4", kNv, DType::f32, 64};
-  expect_gradients_of_one_rank(model, {{"cp2", 2, {.cp = 2}},
-                                       {"ep2_over_cp2", 2, {.cp = 2, .ep = 2, .dispatcher = kAllToAll}},
-                                       {"cp2_ep4", 4, {.cp = 2, .ep = 4, .dispatcher = kDirect}}});
+  const QuantisedGradients model{.name = "nvfp4", .recipe = kNv, .seq = 64, .sequences = 4};
+  expect_gradients_of_one_rank(model, {{"ep2_over_cp2", 2, {.cp = 2, .ep = 2, .dispatcher = kAllToAll}},
+                                       {"ep4_over_cp2", 4, {.cp = 2, .ep = 4, .dispatcher = kDirect}}});
 }
 
 // The names that precision.keep takes out change neither the draws nor the scales of the others.
 TEST(QuantisedGradients, KeptProductsOnLayouts) {
-  for (const PrecisionRecipe recipe : {kTensor, kNv}) {
-    const QuantisedGradients model{
-        .name = "kept", .recipe = recipe, .keep = {"*.o_proj.*", "*.layers.1.mlp.experts.*"}};
-    expect_gradients_of_one_rank(model, {{"tp2", 2, {.tp = 2}},
-                                         {"ep2_over_tp2", 2, {.tp = 2, .ep = 2, .dispatcher = kAllGather}},
-                                         {"etp2_over_tp2", 2, {.tp = 2, .etp = 2, .dispatcher = kAllGather}}});
-  }
+  const QuantisedGradients model{.name = "kept", .recipe = kNv, .keep = {"*.o_proj.*", "model.layers.1.mlp.experts.*"}};
+  expect_gradients_of_one_rank(model, {{"ep2_over_tp2", 2, {.tp = 2, .ep = 2, .dispatcher = kAllGather}},
+                                       {"etp2", 2, {.etp = 2, .dispatcher = kAllGather}}});
 }
 
 TEST(QuantisedGradients, WeightGradientsInComputeExceedTheBounds) {

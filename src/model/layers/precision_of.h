@@ -78,7 +78,7 @@ class DenseRows {
   }
 
  private:
-  TokenIndex tokens_;
+  RowTokenIndex tokens_;
   bool needs_tokens_ = false;
 };
 

@@ -6,10 +6,10 @@
 
 namespace moebius {
 
-class TokenIndex {
+class RowTokenIndex {
  public:
-  TokenIndex() = default;
-  explicit TokenIndex(const LayerContext& c)
+  RowTokenIndex() = default;
+  explicit RowTokenIndex(const LayerContext& c)
       : token_{.seq = c.shape.seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
         stream_rows_(c.stream_rows()),
         tp_(c.mesh.place().tp) {}

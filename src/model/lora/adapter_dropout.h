@@ -40,7 +40,7 @@ class AdapterDropout {
   double rate_ = 0;
   DropoutDraw draw_;  // the draw without the fields that a step and a block set
   std::vector<uint32_t> matrices_;
-  TokenIndex tokens_;
+  RowTokenIndex tokens_;
 };
 
 }  // namespace moebius

@@ -70,6 +70,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                                                  .rows_factor = c.balance.rank_rows_factor,
                                                  .window = c.window,
                                                  .rows = c.expert_rows,
+                                                 .round_robin = c.balance.force_balance,
                                                  .layer = prefix})),
       wire_(c.precision, dtype_, D_) {
   emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&

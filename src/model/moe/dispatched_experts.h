@@ -130,7 +130,7 @@ class DispatchedExperts final : public RoutedExperts {
   bool has_dropout_ = false;
   bool rounds_by_token_ = false;  // and ranks share experts or a micro-batch
   bool mixes_tokens_ = false;     // rows of experts come from several ranks
-  TokenIndex token_index_;
+  RowTokenIndex token_index_;
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes
   bool counts_ = false;           // log.precision: dh is quantised once more, where it is counted, to the same bits

@@ -56,6 +56,7 @@ struct DispatcherSpec {
   double rows_factor = 0;              // > 0: planned rows of a rank's experts over the even share (all-to-all only)
   DirectWindow* window = nullptr;      // for direct and two-level; outlives the dispatcher (model/moe/direct_window.h)
   const ExpertRows* rows = nullptr;    // memory for arriving rows; outlives the dispatcher. null: the step stack
+  bool round_robin = false;            // moe.force_balance, for the expected rows
   bool fixed_messages = false;         // two-level: eager calls send messages of the same sizes as captured ones
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };

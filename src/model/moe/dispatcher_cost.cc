@@ -75,11 +75,9 @@ TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, doub
 }
 
 double even_rows_of_part(const DispatchShape& s, int64_t parts) {
-  return s.T * chance_of_part(std::llround(s.E), std::llround(s.K), parts);
+  return s.T * chance_of_part(std::llround(s.E), std::llround(s.K), parts, s.round_robin);
 }
 
-double even_direct_rows(const DispatchShape& s) {
-  return s.T * even_rows_of_token(std::llround(s.E), std::llround(s.K), s.ep, s.W / s.ep).direct;
-}
+double even_direct_rows(const DispatchShape& s) { return static_cast<double>(s.W - 1) * even_rows_of_part(s, s.ep); }
 
 }  // namespace moebius

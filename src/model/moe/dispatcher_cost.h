@@ -12,6 +12,7 @@ struct DispatchShape {
   int64_t ep = 1;                     // of them; read for direct and two-level
   int64_t node = 8;                   // ranks of a node (MeshShape::ranks_per_node)
   double element_bytes = 2;           // bytes of an element of a row
+  bool round_robin = false;           // moe.force_balance (chance_of_part() in config/dispatcher_choice.h)
 };
 
 struct DispatchCost {
@@ -34,12 +35,12 @@ struct TwoLevelCost {
 };
 TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, double inside);
 // Returns the expected number of a rank's tokens that have an expert in a given one of `parts` equal parts of the
-// experts, with balanced routing: T (1 - C(E - E/parts, K) / C(E, K)). On M nodes the expected rows are
+// experts, with balanced routing: T chance_of_part(). On M nodes the expected rows are
 //   across   (M - 1) even_rows_of_part(s, M)
 //   inside   (W - M) even_rows_of_part(s, EP)
 double even_rows_of_part(const DispatchShape& s, int64_t parts);
 // Returns the expected `rows` with balanced routing: T (W - 1) times the probability that a given rank has
-// one of a token's K experts, 1 - C(E - E/EP, K) / C(E, K).
+// one of a token's K experts, chance_of_part().
 double even_direct_rows(const DispatchShape& s);
 
 }  // namespace moebius

@@ -1,11 +1,13 @@
 #include "model/moe/router.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "model/frozen.h"
 #include "model/moe/batch_route.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/fill_zeros.h"
 #include "ops/gemm/gemm.h"
 #include "ops/routing/router_logits_few.h"
 
@@ -206,12 +208,9 @@ void Router::reduce_metrics(Stream& s) const {
 
 void Router::end_of_step(Stream& s) const {
   if (bias_ && balance_.bias) update_expert_bias(s, bias_->w, metrics_.load_E, static_cast<float>(balance_.bias_rate));
-  if (last_load_) {
-    copy(s, last_load_->w, step_load_1E_);
-    fill_zero(s, step_load_1E_);
-  }
-  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1})
-    fill_zero(s, t);
+  if (last_load_) copy(s, last_load_->w, step_load_1E_);
+  fill_zeros(s, std::array{metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1,
+                           step_load_1E_});  // the last one is empty without a global loss
 }
 
 void Router::init_state(Stream& s) const {

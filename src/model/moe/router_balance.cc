@@ -1,5 +1,8 @@
+#include <array>
+
 #include "model/moe/router.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/fill_zeros.h"
 
 namespace moebius {
 
@@ -20,8 +23,7 @@ void Router::balance(Step& step, Saved& saved) const {
   for (const Tensor& sum : {batch.prob_SE, batch.count_SE}) mesh_.group(Axis::tp_cp).all_reduce_sum(s, sum);
 
   const Tensor dsbar_1E = step.alloc({1, E_}, DType::f32);
-  fill_zero(s, dsbar_1E);
-  fill_zero(s, saved.dsbar_SE);
+  fill_zeros(s, std::array{dsbar_1E, saved.dsbar_SE});
   if (balance_.aux) aux_loss(step, dsbar_1E, batch);
   if (balance_.global_aux) global_aux_loss(step, dsbar_1E, batch);
   if (balance_.seq_aux) seq_aux_loss(step, saved);

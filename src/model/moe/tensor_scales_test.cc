@@ -1,5 +1,5 @@
-// Ranks that share experts have one scale for the rows of all their micro-batches, as one rank has for a micro-batch
-// that is as large.
+// Ranks that share experts have one scale of fp8_tensor for the rows of all their micro-batches, as one rank has for a
+// micro-batch that is as large. With nvfp4 each micro-batch has its own.
 #include <gtest/gtest.h>
 
 #include "config/dispatcher_choice.h"
@@ -33,18 +33,7 @@ Outcome of_one_micro_batch(MoeCase c) {
   return testing::on_one_rank(c);
 }
 
-class ScalesOfSharedExperts : public ::testing::TestWithParam<std::tuple<SharedScales, DispatcherKind>> {};
-
-// Sums over ranks have another order, which is some 2^-22 of the largest element. With the scales of one micro-batch
-// each, results differ by up to 2^-16 of it: a number below the normal range of the larger scale errs by 2^-18 of the
-// largest one.
-TEST_P(ScalesOfSharedExperts, AreThoseOfOneMicroBatch) {
-  const auto& [layout, dispatcher] = GetParam();
-  const MoeCase c{.mesh = layout.mesh,
-                  .dispatcher = dispatcher,
-                  .precision = {.recipe = PrecisionRecipe::fp8_tensor},
-                  .hidden = 32};
-  const Outcome want = of_one_micro_batch(c);
+void expect_results(const MoeCase& c, const Outcome& want) {
   testing::on_ranks(c, [&](const Outcome& got, int) {
     for (const auto& [name, values] : got) {
       if (name.find(" y") == std::string::npos && name.find(" dx") == std::string::npos &&
@@ -59,6 +48,28 @@ TEST_P(ScalesOfSharedExperts, AreThoseOfOneMicroBatch) {
       EXPECT_LE(worst, 2e-6 * largest) << name;
     }
   });
+}
+
+class ScalesOfSharedExperts : public ::testing::TestWithParam<std::tuple<SharedScales, DispatcherKind>> {};
+
+// Sums over ranks have another order, which is some 2^-22 of the largest element. With the scales of one micro-batch
+// each, results differ by up to 2^-16 of it: a number below the normal range of the larger scale errs by 2^-18 of the
+// largest one.
+TEST_P(ScalesOfSharedExperts, AreThoseOfOneMicroBatch) {
+  const auto& [layout, dispatcher] = GetParam();
+  const MoeCase c{.mesh = layout.mesh,
+                  .dispatcher = dispatcher,
+                  .precision = {.recipe = PrecisionRecipe::fp8_tensor},
+                  .hidden = 32};
+  expect_results(c, of_one_micro_batch(c));
+}
+
+// With nvfp4 each micro-batch keeps its scale, its blocks and its draws, so results are those of one rank.
+TEST_P(ScalesOfSharedExperts, OfMicroBatchesAreThoseOfOneRank) {
+  const auto& [layout, dispatcher] = GetParam();
+  const MoeCase c{
+      .mesh = layout.mesh, .dispatcher = dispatcher, .precision = {.recipe = PrecisionRecipe::nvfp4}, .hidden = 32};
+  expect_results(c, testing::on_one_rank(c));
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, ScalesOfSharedExperts,

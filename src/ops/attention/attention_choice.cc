@@ -54,14 +54,13 @@ AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_T
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
   // Nothing with fewer tiles was measured. Few tiles of short sequences fill the last wave of cuDNN's blocks badly.
-  constexpr int64_t kLong = 4096, kFewTiles = 512, kTilesOfShort = 1024, kLongWindow = 1024;
+  constexpr int64_t kLong = 4096, kFewTiles = 512, kTilesOfShort = 1024, kShortWindow = 1024;
   const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
   if (is_portable) return z.window == 0;  // with windows they were not measured
   const int64_t tiles = query_tiles(z);
   if (tiles < kFewTiles) return true;
-  if (z.window > 0) return z.width != 128 || z.window < kLongWindow || z.kv_rows < kLong;
+  if (z.window > 0) return z.width != 128 || z.window <= kShortWindow || z.kv_rows < kLong;
   if (z.width == 192) return z.kv_rows < 1024;
-  if (z.width == 64) return z.kv_rows < 2048;
   const bool is_short = z.kv_rows >= 2048 && tiles <= kTilesOfShort && z.heads > z.kv_heads;
   return z.kv_rows < kLong && !is_short;
 }

@@ -30,12 +30,13 @@ TEST(AttentionChoice, CudnnIsChosenByTheMeasuredTable) {
   EXPECT_TRUE(cudnn_is_faster_fwd(causal(1, 4096, 15, 15, 128))) << "too few tiles for a GPU";
   AttentionShape window = qwen;
   window.window = 1024;
+  EXPECT_TRUE(cudnn_is_faster_fwd(window));
+  EXPECT_FALSE(cudnn_is_faster_bwd(window));
+  window.window = 1025;
   EXPECT_FALSE(cudnn_is_faster_fwd(window));
   EXPECT_FALSE(cudnn_is_faster_bwd(window));
-  window.window = 1023;
-  EXPECT_TRUE(cudnn_is_faster_fwd(window));
   AttentionShape narrow_window = narrow;
-  narrow_window.window = 1024;
+  narrow_window.window = 1025;
   EXPECT_TRUE(cudnn_is_faster_fwd(narrow_window));
   EXPECT_FALSE(cudnn_is_faster_bwd(narrow_window));
   EXPECT_FALSE(cudnn_is_faster_bwd(qwen));
@@ -67,7 +68,7 @@ TEST(AttentionChoice, ShortSequencesAreAsMeasured) {
       {causal(4, 1024, 16, 16, 128), true, false},    {causal(8, 2048, 16, 16, 128), true, false},
       {causal(1, 4096, 16, 16, 128), false, false},   {causal(32, 512, 64, 8, 64), true, false},
       {causal(8, 512, 64, 8, 64), true, false},       {causal(1, 2048, 64, 8, 64), false, false},
-      {causal(4, 2048, 64, 8, 64), false, false},     {causal(8, 512, 128, 128, 192), true, false},
+      {causal(4, 2048, 64, 8, 64), true, false},      {causal(8, 512, 128, 128, 192), true, false},
       {causal(1, 1024, 128, 128, 192), false, false}, {causal(4, 2048, 128, 128, 192), false, false},
       {causal(8, 512, 32, 4, 96), true, false},       {causal(4, 1024, 32, 4, 96), true, false},
       {causal(1, 2048, 32, 4, 96), true, true},       {causal(2, 2048, 32, 4, 96), true, true},

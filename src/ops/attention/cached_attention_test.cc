@@ -18,6 +18,16 @@ struct Case {
   int64_t rows() const { return std::ssize(pos); }
 };
 
+// Enough rows that a task of the CPU is a whole row. Query heads in groups of 3.
+Case many_rows() {
+  Case c{17, 290, 6, 2, 40, 0, {}, {}};
+  for (int32_t n = 0; n < 17; ++n) {
+    c.sequence.push_back(16 - n);
+    c.pos.push_back(n * 17);
+  }
+  return c;
+}
+
 std::vector<Case> cases() {
   const std::vector<Case> shapes = {
       {1, 1, 1, 1, 1, 0, {0}, {0}},
@@ -34,6 +44,7 @@ std::vector<Case> cases() {
       // At most eight pieces: on a Hopper, clusters merge those of up to four rows, and a kernel those of five.
       {5, 500, 6, 2, 128, 0, {4, 2, 0, 1, 3}, {499, 0, 64, 200, 63}},
       {2, 512, 8, 2, 64, 100, {1, 0}, {511, 150}},
+      many_rows(),
   };
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::bf16}) {

@@ -1,6 +1,7 @@
 #include "ops/elementwise/elementwise.h"
 
 #include "ops/elementwise/elementwise_backends.h"
+#include "ops/elementwise/fill_zeros.h"
 #include "ops/op_checks.h"
 #include "ops/run_on_device.h"
 
@@ -31,6 +32,18 @@ void fill_zero(Stream& s, Tensor x) {
   OpScope scope(s, "fill_zero", moved(x.num_bytes()));
   if (x.empty()) return;
   run_on_device(s, cpu::fill_zero, cuda::fill_zero, x);
+}
+
+void fill_zeros(Stream& s, std::span<const Tensor> x) {
+  int64_t num_bytes = 0;
+  for (const Tensor& each : x) {
+    if (each.empty()) continue;
+    check_tensor("fill_zeros", "x", each, each.dtype, each.shape);
+    num_bytes += each.num_bytes();
+  }
+  OpScope scope(s, "fill_zero", moved(num_bytes));
+  if (num_bytes == 0) return;
+  run_on_device(s, cpu::fill_zeros, cuda::fill_zeros, x);
 }
 
 void copy(Stream& s, Tensor to, Tensor from) {

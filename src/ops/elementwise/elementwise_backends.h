@@ -2,6 +2,8 @@
 // there is work to do.
 #pragma once
 
+#include <span>
+
 #include "core/tensor.h"
 #include "device/device.h"
 
@@ -17,6 +19,7 @@ struct FillNormal;
 
 namespace cpu {
 void fill_zero(Stream& s, Tensor x);
+void fill_zeros(Stream& s, std::span<const Tensor> x);
 void copy(Stream& s, Tensor to, Tensor from);
 void add(Stream& s, Tensor y, Tensor x);
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D);
@@ -32,6 +35,7 @@ int64_t find_nonfinite(Stream& s, Tensor x);
 
 namespace cuda {
 void fill_zero(Stream& s, Tensor x);
+void fill_zeros(Stream& s, std::span<const Tensor> x);
 void copy(Stream& s, Tensor to, Tensor from);
 void add(Stream& s, Tensor y, Tensor x);
 void add_row(Stream& s, Tensor y_SD, Tensor row_1D);

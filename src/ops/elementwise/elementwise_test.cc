@@ -2,6 +2,7 @@
 
 #include "ops/cpu/testing.h"
 #include "ops/elementwise/elementwise_ref.h"
+#include "ops/elementwise/fill_zeros.h"
 
 namespace moebius {
 namespace {
@@ -30,6 +31,29 @@ TEST_P(ElementwiseTest, FillZeroCopyAdd) {
     for (int64_t i = 0; i < n; ++i) want[i] += terms[i];
     add(s_, y.tensor(), x.tensor());
     testing::expect_close("add", y.values(), want, testing::epsilon(c()), 0);
+  }
+}
+
+// More tensors than a launch has: empty, odd, unaligned, aligned and large ones, each between poisoned elements.
+TEST_P(ElementwiseTest, FillZerosClearsTheseTensorsOnly) {
+  std::vector<Array> arrays;
+  std::vector<Tensor> cleared;
+  const auto edge = [](int64_t i) { return i % 2 == 0 ? 1 : 8; };
+  for (int64_t i = 0; i < 130; ++i) {
+    const int64_t n = i == 7 ? 5 << 19 : i % 2 == 0 ? i * i % 977 : i * 256;
+    arrays.push_back(Array::poisoned({n + 2 * edge(i)}, c()));
+  }
+  for (int64_t i = 0; i < 130; ++i) {
+    const Tensor all = arrays[i].tensor();
+    cleared.push_back(all.rows(edge(i), all.dim(0) - edge(i)));
+  }
+  cleared.push_back({});
+  fill_zeros(s_, cleared);
+  for (int64_t i = 0; i < 130; ++i) {
+    const Values got = arrays[i].values();
+    const auto begin = got.begin() + edge(i), end = got.end() - edge(i);
+    EXPECT_TRUE(std::isnan(*(begin - 1)) && std::isnan(*end)) << i;
+    EXPECT_TRUE(std::all_of(begin, end, [](double x) { return x == 0; })) << i;
   }
 }
 

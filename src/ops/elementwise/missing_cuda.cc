@@ -5,6 +5,7 @@
 namespace moebius::cuda {
 
 void fill_zero(Stream&, Tensor) { missing_cuda("fill_zero"); }
+void fill_zeros(Stream&, std::span<const Tensor>) { missing_cuda("fill_zeros"); }
 void copy(Stream&, Tensor, Tensor) { missing_cuda("copy"); }
 void add(Stream&, Tensor, Tensor) { missing_cuda("add"); }
 void add_row(Stream&, Tensor, Tensor) { missing_cuda("add_row"); }

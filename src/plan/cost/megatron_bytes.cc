@@ -44,7 +44,8 @@ double permuted_bytes(const TimeContext& c) {
   const double T = static_cast<double>(rows_between_projections(c.spec.shape, c.spec.mesh));
   const double R = rows_of(c), D = static_cast<double>(m.hidden_size);
   const double F = static_cast<double>(m.moe_intermediate_size);
-  const double permute = 2 * (T + R) * D, sort = dispatcher_of(c) == PlanDispatcher::alltoall ? 4 * R * D : 0;
+  const double permute = c.assume.permutation == PlanPermutation::fused ? 0 : 2 * (T + R) * D;
+  const double sort = dispatcher_of(c) == PlanDispatcher::alltoall ? 4 * R * D : 0;
   return kBf16 * (permute + sort + 3 * R * F);
 }
 
@@ -71,6 +72,16 @@ int64_t expert_ops(PlanPrecision precision, bool backward) {
   const QuantizerOps ops = quantizer_ops(precision);
   const int64_t operands = backward ? 1 : 2, products = backward ? 2 : 1;
   return kLinears * (operands * ops.operand + products * (1 + ops.product));
+}
+
+void add_layer_launches(PartTime& t, const TimeContext& c, int64_t num_moe, double graphs) {
+  if (num_moe == 0 || graphs == 0) return;
+  const PlanPrecision precision = products_precision(c.spec, c.assume, c.machine);
+  const double ops = static_cast<double>(c.spec.model.num_experts / c.spec.mesh.ep *
+                                         (expert_ops(precision, false) + expert_ops(precision, true)));
+  const double own = kLayerSeconds + (c.assume.merged_overlap ? kMergedSeconds : 0);
+  const double launched = static_cast<double>(num_moe) * (graphs * own + ops * kExpertOpSeconds);
+  t.backward.host += std::max(0.0, launched - t.forward.total() - t.loss.total() - t.backward.total());
 }
 
 void add_expert_launches(PartTime& t, const TimeContext& c, int64_t num_moe, bool repeats) {

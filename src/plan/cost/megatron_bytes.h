@@ -31,6 +31,15 @@ inline constexpr double kExpertOpSeconds = 10e-6;
 // order for each product.
 int64_t expert_ops(PlanPrecision precision, bool backward);
 
+// Seconds in which the host makes and launches all other ops of an MoE layer, in a forward and a backward pass without
+// CUDA graphs, and what merged passes add to that: their host interleaves the parts of two micro-batches. Both are round
+// numbers that are assumed (docs/measurements/plan.md compares them with runs).
+inline constexpr double kLayerSeconds = 7e-3, kMergedSeconds = 2.5e-3;
+
+// Adds to t.backward.host the time by which the host's launches of num_moe layers exceed both passes. graphs: the share
+// of the layer's own ops that is launched one by one, 1 without CUDA graphs.
+void add_layer_launches(PartTime& t, const TimeContext& c, int64_t num_moe, double graphs);
+
 // Adds to t.forward.host and t.backward.host the time in which the GPU waits for these launches. The host has read the
 // counts of rows before them, so none of them was launched ahead. They overlap with the experts' own kernels.
 // repeats: the backward pass computes the experts' forward pass again.

@@ -40,5 +40,18 @@ TEST(RowExchange, OfOtherDispatchersIsWithin10PercentOnH100And30OnGb200) {
   expect_measured("gb200", {{8, 391, 735}, {16, 578, 743}, {32, 612, 769}, {64, 675, 930}}, 0.30);
 }
 
+// Two H200 sent 3.77 GiB each in a step with moe.force_balance, half of what tokens of a router would.
+TEST(RowExchange, OfAnEvenLoadAreFewer) {
+  PartLibrary parts;
+  const auto sent = [&](const std::vector<std::string>& load) {
+    std::vector<std::string> sets{"model.num_hidden_layers=6", "parallel.ep=2", "parallel.dispatcher=\"direct\""};
+    sets.insert(sets.end(), load.begin(), load.end());
+    const RunSpec run = recipe("bench_olmoe_1b_7b.toml", sets);
+    return predict(parts, run, 2, machine("h200"), {}, {.simulate = false}).axes.at("ep").bytes / (1 << 30);
+  };
+  EXPECT_NEAR(sent({"moe.force_balance=true", "moe.balance=\"none\"", "moe.aux_coeff=0"}), 3.77, 0.02);
+  EXPECT_NEAR(sent({}), 2 * 3.77, 0.05);
+}
+
 }  // namespace
 }  // namespace moebius

@@ -7,9 +7,10 @@
 namespace moebius {
 namespace {
 
-// A launch updates at most this many tensors (kMaxTensors in ops/optimizer/cuda/tensors.h).
+// A launch updates at most this many tensors (kMaxTensors in ops/cuda/tensors.h).
 constexpr int64_t kTensorsOfLaunch = 56;
-// Clears of an MoE layer's load, drops and three figures (Router::end_of_step()).
+// Clears of an MoE layer's load, drops and three figures (Router::end_of_step()). Each is counted, as in the programs
+// that the measured runs are of; fill_zeros() (ops/elementwise/fill_zeros.h) has few kernels for them.
 constexpr int64_t kClearsOfRouter = 5;
 
 struct PartKernels {

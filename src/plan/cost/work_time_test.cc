@@ -166,23 +166,36 @@ TEST(WorkTime, MegatronsGpuWaitsForLaunchesOfSmallExperts) {
   EXPECT_EQ(expert_ops(PlanPrecision::mxfp8, false), 2 * (2 + 1 + 2));
   EXPECT_EQ(expert_ops(PlanPrecision::fp8_tensor, true), 2 * (3 + 2));
   PartLibrary parts;
-  const auto host = [&](int64_t ep, const char* batch, std::vector<std::string> texts) {
+  const auto predicted = [&](int64_t ep, const char* batch, std::vector<std::string> texts) {
     const RunSpec run = recipe("qwen3_30b_a3b.toml", {"model.num_hidden_layers=2", "parallel.ep=" + std::to_string(ep),
                                                       batch, "run.graph=false", "train.global_batch=64",
                                                       "parallel.dispatcher=\"alltoall\"", "run.device=\"cuda\""});
     texts.emplace_back("system=megatron");
-    const Prediction p = predict(parts, run, 8, machine("b200"), parse_assumptions(texts), {.simulate = false});
+    return predict(parts, run, 8, machine("b200"), parse_assumptions(texts), {.simulate = false});
+  };
+  const auto host = [](const Prediction& p) {
     const auto found = p.phases.find("host");
     return found == p.phases.end() ? 0 : found->second / static_cast<double>(p.num_micro_batches);
   };
   const char *one = "train.micro_batch=1", *four = "train.micro_batch=4";
-  const double layers = host(8, one, {});
-  EXPECT_NEAR(layers, 2 * 3 * machine("b200").layer_us * 1e-6, 1e-9) << "in bf16 products take longer than launches";
-  const double quantised = host(8, one, {"precision=mxfp8"});
+  const double layers = 2 * 3 * machine("b200").layer_us * 1e-6;
+  EXPECT_NEAR(host(predicted(8, four, {})), layers, 1e-9) << "in bf16 products take longer than launches";
+  const double quantised = host(predicted(8, one, {"precision=mxfp8"}));
   EXPECT_GT(quantised, 2 * layers);
-  EXPECT_LT(host(8, four, {"precision=mxfp8"}), quantised) << "the kernels of more rows overlap with more launches";
-  EXPECT_GT(host(4, one, {"precision=mxfp8"}), quantised) << "a rank has twice as many experts";
-  EXPECT_EQ(host(8, one, {"precision=mxfp8", "graphs=full"}), 0);
+  EXPECT_LT(host(predicted(8, four, {"precision=mxfp8"})), quantised) << "kernels of more rows hide more launches";
+  EXPECT_GT(host(predicted(4, one, {"precision=mxfp8"})), quantised) << "a rank has twice as many experts";
+  EXPECT_EQ(host(predicted(8, one, {"precision=mxfp8", "graphs=full"})), 0);
+  // 16 experts of 6 ops each, in two layers. The rest of the passes is the ends of the stage.
+  const double launched = 2 * (kLayerSeconds + 16 * 6 * kExpertOpSeconds);
+  const auto passes = [](const Prediction& p) {
+    const double all = p.phases.at("forward") + p.phases.at("backward") + p.phases.at("communication");
+    return (all + p.phases.at("host")) / static_cast<double>(p.num_micro_batches);
+  };
+  const double alone = passes(predicted(8, one, {})), merged = passes(predicted(8, one, {"expert_overlap=merged"}));
+  EXPECT_GT(alone, launched);
+  EXPECT_LT(alone, 1.5 * launched);
+  EXPECT_NEAR(merged - alone, 2 * kMergedSeconds, 1e-9) << "the host is the bound of both";
+  EXPECT_LT(predicted(8, one, {"permutation=fused"}).kernels.at("memory"), predicted(8, one, {}).kernels.at("memory"));
 }
 
 }  // namespace

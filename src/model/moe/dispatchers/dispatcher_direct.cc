@@ -250,7 +250,8 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, in
 }
 
 int64_t DirectDispatcher::even_sums(int64_t T) const {
-  return static_cast<int64_t>(chance_of_part(spec_.num_experts, spec_.top_k, P_) * static_cast<double>(W_ * T));
+  return static_cast<int64_t>(chance_of_part(spec_.num_experts, spec_.top_k, P_, spec_.round_robin) *
+                              static_cast<double>(W_ * T));
 }
 
 void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectHandle& d) const {

@@ -148,7 +148,8 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
   exchange(s, {.phase = "announce (counts)", .out = received_M, .in = count_M, .recv_rows = one, .send_rows = one});
   const DispatchShape shape{.T = static_cast<double>(d.route.topk_TK.dim(0)),
                             .K = static_cast<double>(spec_.top_k),
-                            .E = static_cast<double>(spec_.num_experts)};
+                            .E = static_cast<double>(spec_.num_experts),
+                            .round_robin = spec_.round_robin};
   // The null device has no counts, so experts count as chosen evenly.
   // Rounding must not give more than the existing pairs of tokens and nodes.
   const int64_t even = std::llround(even_rows_of_part(shape, M_)), pairs = d.route.topk_TK.dim(0) * A_;
@@ -412,7 +413,7 @@ void TwoLevelDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, 
 }
 
 int64_t TwoLevelDispatcher::even_sums(int64_t T) const {
-  const double chance = chance_of_part(spec_.num_experts, spec_.top_k, ranks_.size() / etp_);
+  const double chance = chance_of_part(spec_.num_experts, spec_.top_k, ranks_.size() / etp_, spec_.round_robin);
   return static_cast<int64_t>(chance * static_cast<double>(n_ * T));
 }
 

@@ -14,22 +14,39 @@ struct Push {
   bool to_others;
 
   __host__ __device__ int copies() const { return num_dest * etp; }
+  // Returns the rank that gets a copy of token t; -1: none.
+  __device__ int rank_of(const Windows& to, int64_t t, int copy) const {
+    const int32_t dest = dest_TJ[t * num_dest + copy / etp];
+    const int q = dest < 0 ? -1 : dest * etp + copy % etp;
+    return q == to.rank && to_others ? -1 : q;
+  }
   // Returns the address of a copy of token t; null for no copy. Adds the bytes that leave this rank to `sent`.
   __device__ char* place(const Windows& to, int64_t t, int copy, int64_t& sent) const {
-    const int64_t i = t * num_dest + copy / etp;
-    if (dest_TJ[i] < 0) return nullptr;
-    const int q = dest_TJ[i] * etp + copy % etp;
-    if (q == to.rank && to_others) return nullptr;
+    const int q = rank_of(to, t, copy);
+    if (q < 0) return nullptr;
     if (q != to.rank) sent += row_bytes;
-    return to.array(q) + row_TJ[i] * row_bytes;
+    return row_at(to, t, copy, q);
+  }
+  // The same for copies that leave this rank, and for those that do not.
+  __device__ char* place_at_others(const Windows& to, int64_t t, int copy, int64_t& sent) const {
+    return rank_of(to, t, copy) == to.rank ? nullptr : place(to, t, copy, sent);
+  }
+  __device__ char* place_here(const Windows& to, int64_t t, int copy) const {
+    return rank_of(to, t, copy) == to.rank ? row_at(to, t, copy, to.rank) : nullptr;
+  }
+
+ private:
+  __device__ char* row_at(const Windows& to, int64_t t, int copy, int q) const {
+    return to.array(q) + row_TJ[t * num_dest + copy / etp] * row_bytes;
   }
 };
 
 inline constexpr int kMaxCopiesByEngine = 32;       // of a row: a lane of a warp has the place of one
 inline constexpr int64_t kMinBytesByEngine = 1024;  // of a row: the engine takes its time for each
+inline constexpr int kMaxBlocksByEngine = 32;       // with more, registers keep a link as full
 
-// Does what PushRows says on a Hopper GPU, where the bulk copy engine copies rows through shared memory.
-// REQUIRES: at most kMaxCopiesByEngine copies; rows, x and the array in windows begin at multiples of 16 bytes.
+// Does what PushRows says on a Hopper GPU, where the bulk copy engine copies the rows for other ranks through shared
+// memory. REQUIRES: at most kMaxCopiesByEngine copies; rows, x and the array in windows begin at multiples of 16 bytes.
 void push_rows_by_engine(Stream& s, const Push& a, const Windows& to);
 
 }  // namespace moebius::cuda

@@ -1,7 +1,8 @@
-// Rows into windows. The bulk copy engine loads a row into shared memory, and stores it to each of its places from
-// there. On NVLink it sends more bytes per second than stores of registers do, and a few multiprocessors suffice. Each
-// warp has a ring of its own, so warps never wait for each other. The places of a row are looked up while the row before
-// it is on its way: otherwise a warp would wait for two reads of memory before each row.
+// Rows into windows by a few multiprocessors, which keep a link full only if the copies for other ranks never wait for
+// this rank's own. So warps are of two kinds. Some have the bulk copy engine load rows into shared memory, and store
+// them to other ranks from there. The rest copy this rank's own rows through registers. Each warp of the first kind has
+// a ring of pieces, and no warp waits for another. The places of rows are looked up while earlier rows are on their way:
+// a warp that waited for two reads of memory before each row would be slower than its part of the link.
 #pragma once
 
 #include "ops/dispatch/cuda/push_rows.h"
@@ -10,34 +11,37 @@
 
 namespace moebius::cuda {
 
-// kStores: pieces of a warp that the engine may still read while later ones are loaded.
-template <int kNumWarps, int kNumPieces, int kNumStores>
+// kNumStores: pieces of a warp that the engine may still read while later ones are loaded.
+template <int kNumSenders, int kNumPieces, int kNumStores, int kNumOwners>
 struct PushShape {
-  static constexpr int kWarps = kNumWarps, kPieces = kNumPieces, kStores = kNumStores;
+  static constexpr int kSenders = kNumSenders, kPieces = kNumPieces, kStores = kNumStores, kOwners = kNumOwners;
+  static constexpr int kThreads = (kSenders + kOwners) * 32;
   static_assert(kStores >= 1 && kStores < kPieces);
   static constexpr uint32_t kPieceBytes = 4096;
   struct Shared {
-    uint4 rings[kWarps][kPieces][kPieceBytes / sizeof(uint4)];
-    uint64_t loaded[kWarps][kPieces];
+    uint4 rings[kSenders][kPieces][kPieceBytes / sizeof(uint4)];
+    uint64_t loaded[kSenders][kPieces];
   };
 };
 
-// REQUIRES: those of push_rows_by_engine().
+// Rows `first`, first + stride, ... to other ranks, by one warp.
 template <class S>
-__global__ void __launch_bounds__(S::kWarps * 32, 1) engine_push_kernel(Push a, Windows to) {
-  extern __shared__ __align__(128) char memory[];
-  auto& shared = *reinterpret_cast<typename S::Shared*>(memory);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t ring = smem_addr(&shared.rings[warp]), loaded = smem_addr(&shared.loaded[warp]);
+__device__ __forceinline__ void send_rows(const Push& a, const Windows& to, uint32_t ring, uint32_t loaded,
+                                          int64_t first, int64_t stride) {
+  const int lane = threadIdx.x % 32;
   const auto row_bytes = static_cast<uint32_t>(a.row_bytes);
   if (lane < S::kPieces) mbarrier_init(loaded + 8 * lane, 1);
   fence_mbarrier_init();
   __syncwarp();
 
-  const int64_t first = int64_t{blockIdx.x} * S::kWarps + warp, stride = int64_t{gridDim.x} * S::kWarps;
+  // A batch of rows has the places of a row in `lanes` lanes each, a power of two.
+  int lanes = 1;
+  while (lanes < a.copies()) lanes *= 2;
+  const int batch = 32 / lanes, copy = lane & (lanes - 1), row_of_lane = lane / lanes;
   int64_t sent = 0;
-  const auto look_up = [&](int64_t t) {
-    return t < a.num_tokens && lane < a.copies() ? a.place(to, t, lane, sent) : nullptr;
+  const auto look_up = [&](int64_t begin) {
+    const int64_t t = begin + row_of_lane * stride;
+    return t < a.num_tokens && copy < a.copies() ? a.place_at_others(to, t, copy, sent) : nullptr;
   };
   // The engine next loads the bytes from `ahead_at` on of row `ahead`.
   int64_t ahead = first;
@@ -53,19 +57,19 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1) engine_push_kernel(Push a, 
     if (ahead_at >= row_bytes) ahead_at = 0, ahead += stride;
   };
   for (int slot = 0; slot < S::kPieces; ++slot) load_piece(slot);
-  char* next = look_up(first);
 
+  char *place = nullptr, *next = look_up(first);
   Ring<S::kPieces> now;
-  int free = 0, before = 0;  // the next slot that is loaded again; pieces stored before it may be, up to kStores
-  for (int64_t t = first; t < a.num_tokens; t += stride) {
-    char* const place = next;
+  int free = 0, stores = 0;  // the slot that is loaded next; pieces that were stored, up to kStores
+  for (int64_t t = first, row = 0; t < a.num_tokens; t += stride, row = row + 1 == batch ? 0 : row + 1) {
+    if (row == 0) place = next, next = look_up(t + batch * stride);
+    char* const here = row == row_of_lane ? place : nullptr;
     for (uint32_t at = 0; at < row_bytes; at += S::kPieceBytes) {
       mbarrier_wait(loaded + 8 * now.stage, now.parity);
-      if (place) bulk_store(place + at, ring + now.stage * S::kPieceBytes, min(S::kPieceBytes, row_bytes - at));
+      if (here) bulk_store(here + at, ring + now.stage * S::kPieceBytes, min(S::kPieceBytes, row_bytes - at));
       tma_commit();
-      if (at == 0) next = look_up(t + stride);
-      if (before < S::kStores) {
-        ++before;
+      if (stores < S::kStores) {
+        ++stores;
       } else {
         tma_wait_read<S::kStores>();
         __syncwarp();
@@ -77,6 +81,46 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1) engine_push_kernel(Push a, 
   }
   tma_wait<0>();
   add_sent(to, sent);
+}
+
+// Rows `first`, first + stride, ... to this rank's own window, by one warp.
+__device__ __forceinline__ void keep_rows(const Push& a, const Windows& to, int64_t first, int64_t stride) {
+  constexpr int kAtOnce = 8;  // words of a lane on their way
+  const int lane = threadIdx.x % 32;
+  const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(uint4));
+  const auto look_up = [&](int64_t t) {
+    return t < a.num_tokens && lane < a.copies() ? a.place_here(to, t, lane) : nullptr;
+  };
+  char* next = look_up(first);
+  for (int64_t t = first; t < a.num_tokens; t += stride) {
+    const uint32_t places = __ballot_sync(kAllLanes, next != nullptr);
+    auto* const row = reinterpret_cast<uint4*>(
+        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(next), places == 0 ? 0 : __ffs(places) - 1));
+    next = look_up(t + stride);
+    if (places == 0) continue;
+    const auto* x = reinterpret_cast<const uint4*>(a.x + t * a.row_bytes);
+    for (int64_t at = lane; at - lane < words; at += 32 * kAtOnce) {
+      uint4 word[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) word[i] = fetch_word(x + at + 32 * i, at + 32 * i < words);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (at + 32 * i < words) row[at + 32 * i] = word[i];
+    }
+  }
+}
+
+// REQUIRES: those of push_rows_by_engine().
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, 1) engine_push_kernel(Push a, Windows to) {
+  extern __shared__ __align__(128) char memory[];
+  auto& shared = *reinterpret_cast<typename S::Shared*>(memory);
+  const int warp = threadIdx.x / 32;
+  if (warp < S::kSenders)
+    send_rows<S>(a, to, smem_addr(&shared.rings[warp]), smem_addr(&shared.loaded[warp]),
+                 int64_t{blockIdx.x} * S::kSenders + warp, int64_t{gridDim.x} * S::kSenders);
+  else if (!a.to_others)
+    keep_rows(a, to, int64_t{blockIdx.x} * S::kOwners + warp - S::kSenders, int64_t{gridDim.x} * S::kOwners);
 }
 
 }  // namespace moebius::cuda

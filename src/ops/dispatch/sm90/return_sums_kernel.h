@@ -28,7 +28,7 @@ struct SumShape {
 };
 
 // REQUIRES: at most 32 pairs of a row; rows of y and of the windows begin at multiples of 16 bytes.
-template <class T, class S, bool kEngine>
+template <class T, class S>
 __global__ void __launch_bounds__(S::kWarps * 32, 1)
     pipelined_sums_kernel(const char* y, uint32_t row_bytes, Return a, Windows to) {
   constexpr int kNum = kPerVector<T>, kVectors = S::kVectors;
@@ -92,16 +92,6 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1)
   for (int slot = 0; slot < S::kPieces; ++slot) load_piece(slot);
   __syncwarp();
 
-  // Loads the slot from which a sum was stored, once the engine has read it.
-  int stored = -1;
-  const auto load_stored = [&] {
-    if (stored < 0) return;
-    tma_wait_read<0>();
-    __syncwarp();
-    load_piece(stored);
-    stored = -1;
-  };
-
   Ring<S::kPieces> ring;
   int64_t sent = 0;
   for (uint32_t turn = first; turn < num_rows; turn += stride) {
@@ -126,31 +116,14 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1)
           for (int j = 0; j < kNum; ++j) sum[v][j] += weight * x[j];
         }
         __syncwarp();
-        load_stored();
-        if (kEngine && i + 1 == num_pairs) {
-          // This lane alone has read these words.
-#pragma unroll
-          for (int v = 0; v < kVectors; ++v)
-            store(reinterpret_cast<T*>(&shared.rings[warp].words[ring.stage][v][lane]), sum[v]);
-          fence_proxy_async();
-          __syncwarp();
-          if (lane == 0) {
-            bulk_store(out + at, words + ring.stage * S::kPieceBytes, min(S::kPieceBytes, row_bytes - at));
-            tma_commit();
-          }
-          stored = ring.stage;
-        } else {
-          load_piece(ring.stage);
-        }
+        load_piece(ring.stage);
         ring.advance();
       }
-      if (kEngine && num_pairs > 0) continue;
 #pragma unroll
       for (int v = 0; v < kVectors; ++v)
         if (at + v * 512 < row_bytes) store(reinterpret_cast<T*>(out + at + v * 512), sum[v]);
     }
   }
-  if (kEngine) tma_wait<0>();
   add_sent(to, sent);
 }
 

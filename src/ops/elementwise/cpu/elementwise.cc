@@ -65,6 +65,11 @@ void fill_zero(Stream& s, Tensor x) {
                 [&](int64_t begin, int64_t end) { std::memset(static_cast<char*>(x.data) + begin, 0, end - begin); });
 }
 
+void fill_zeros(Stream& s, std::span<const Tensor> x) {
+  for (const Tensor& each : x)
+    if (!each.empty()) cpu::fill_zero(s, each);
+}
+
 void copy(Stream& s, Tensor to, Tensor from) {
   if (to.dtype == DType::bf16 && from.dtype == DType::f32)
     return convert(s.pool(), to.ptr<bf16>(), from.ptr<float>(), to.numel());

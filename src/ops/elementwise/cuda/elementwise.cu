@@ -2,6 +2,7 @@
 
 #include "device/cuda/cuda.h"
 #include "ops/cuda/philox.h"
+#include "ops/cuda/tensors.h"
 #include "ops/cuda/vector.h"
 #include "ops/elementwise/elementwise_backends.h"
 
@@ -166,6 +167,28 @@ __global__ void __launch_bounds__(kThreads) find_nonfinite_kernel(unsigned long 
   if (i < n && !isfinite(element(x[i]))) atomicMin(first, static_cast<unsigned long long>(i));
 }
 
+// Larger tensors are cleared one by one: they fill the GPU.
+constexpr int64_t kSmallBytes = 4 << 20, kBytesOfBlock = 16 << 10;
+
+struct Cleared {
+  char* data;
+  int64_t num_bytes;
+  int first;
+  bool whole;  // in vectors of 16 bytes
+};
+
+__global__ void __launch_bounds__(kThreads) fill_zeros_kernel(const __grid_constant__ Tensors<Cleared> tensors) {
+  const Cleared& t = owner_of(tensors, blockIdx.x);
+  const int64_t begin = (static_cast<int>(blockIdx.x) - t.first) * kBytesOfBlock,
+                end = min(t.num_bytes, begin + kBytesOfBlock);
+  if (t.whole) {
+    for (int64_t i = begin + threadIdx.x * 16; i < end; i += kThreads * 16)
+      *reinterpret_cast<uint4*>(t.data + i) = make_uint4(0, 0, 0, 0);
+  } else {
+    for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) t.data[i] = 0;
+  }
+}
+
 template <class To, class From>
 void convert(Stream& s, To* to, const From* from, int64_t n) {
   if (is_whole(n, 4, to, from))
@@ -190,6 +213,25 @@ int threads_for(int64_t width, int num) { return std::min(kThreads, whole_warps(
 }  // namespace
 
 void fill_zero(Stream& s, Tensor x) { MOEBIUS_CUDA(cudaMemsetAsync(x.data, 0, x.num_bytes(), cuda_stream(s))); }
+
+void fill_zeros(Stream& s, std::span<const Tensor> x) {
+  for (const Tensor& each : x)
+    if (each.num_bytes() > kSmallBytes) cuda::fill_zero(s, each);
+  for_each_group<Cleared>(
+      x,
+      [](const Tensor& each) {
+        const bool whole = each.num_bytes() % 16 == 0 && reinterpret_cast<uintptr_t>(each.data) % 16 == 0;
+        return Cleared{
+            .data = static_cast<char*>(each.data), .num_bytes = each.num_bytes(), .first = 0, .whole = whole};
+      },
+      [](const Tensor& each) {
+        return each.empty() || each.num_bytes() > kSmallBytes ? 0 : div_ceil(each.num_bytes(), kBytesOfBlock);
+      },
+      [&](const Tensors<Cleared>& group, int pieces) {
+        fill_zeros_kernel<<<pieces, kThreads, 0, cuda_stream(s)>>>(group);
+        check_launch("fill_zeros");
+      });
+}
 
 void copy(Stream& s, Tensor to, Tensor from) {
   if (to.dtype == DType::bf16 && from.dtype == DType::f32)

@@ -32,7 +32,7 @@ TEST_F(FewRowsGemm, ARowDependsOnNoOther) {
       Array x = Array::normal({kFewRows, k}, dtype, 1), w = Array::normal({n, k}, dtype, 2);
       const Bytes all = product(x.tensor(), w.tensor(), c_dtype);
       const int64_t row = n * size_of(c_dtype);
-      for (const int64_t count : {1, 2, 3, 4, 5, 7, 31}) {
+      for (const int64_t count : {1, 2, 3, 4, 5, 7, 13, 18, 31}) {
         for (int64_t begin = 0; begin + count <= kFewRows; begin += 5) {
           const Bytes part(all.begin() + begin * row, all.begin() + (begin + count) * row);
           EXPECT_EQ(product(x.tensor().rows(begin, begin + count), w.tensor(), c_dtype), part) << count << " " << n;

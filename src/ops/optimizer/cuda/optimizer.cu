@@ -1,6 +1,6 @@
 #include "device/cuda/cuda.h"
+#include "ops/cuda/tensors.h"
 #include "ops/cuda/vector.h"
-#include "ops/optimizer/cuda/tensors.h"
 #include "ops/optimizer/optimizer.h"
 #include "ops/optimizer/optimizer_backends.h"
 

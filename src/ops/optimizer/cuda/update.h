@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "ops/cuda/philox.h"
+#include "ops/cuda/tensors.h"
 #include "ops/cuda/vector.h"
-#include "ops/optimizer/cuda/tensors.h"
 #include "ops/optimizer/optimizer.h"
 #include "ops/optimizer/rounding.h"
 

@@ -1,0 +1,99 @@
+// The groups of ranks that share the scales of a parameter's products.
+#include "model/layers/precision_of.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "comm/transport/threads.h"
+#include "ops/cpu/testing.h"
+
+namespace moebius {
+namespace {
+
+using testing::Array;
+
+// Ranks in the order of the mesh: tp is fastest, then cp, then dp; etp is fastest, then ep.
+struct SharingCase {
+  const char* name;
+  MeshShape mesh;
+  ParamKind kind;
+  int split;                    // the dimension of the matrix that ranks share; -1: none
+  int64_t of_rows, of_weights;  // how many consecutive ranks share the scale of rows, and of the weight
+};
+void PrintTo(const SharingCase& c, std::ostream* out) { *out << c.name; }
+
+constexpr MeshShape kTpCp{.tp = 2, .cp = 2, .etp = 2, .edp = 2}, kDp{.dp = 4, .etp = 2, .ep = 2};
+const SharingCase kCases[] = {
+    {"qkv", kTpCp, ParamKind::matrix, 0, 4, 2},
+    {"o", kTpCp, ParamKind::matrix, 1, 4, 2},
+    {"whole", kTpCp, ParamKind::matrix, -1, 4, 1},
+    {"qkv_of_copies", kDp, ParamKind::matrix, 0, 1, 1},
+    {"experts_up", kTpCp, ParamKind::experts, 0, 4, 2},
+    {"experts_down", kTpCp, ParamKind::experts, 1, 4, 2},
+    {"experts_of_copies_up", kDp, ParamKind::experts, 0, 4, 2},
+    {"experts_of_copies_down", kDp, ParamKind::experts, 1, 4, 2},
+};
+
+class ScalesOfParameters : public ::testing::TestWithParam<SharingCase> {};
+
+// The numbers of rank r are 2^r, so a scale tells the last rank of those that share it.
+TEST_P(ScalesOfParameters, AreSharedByTheirOwnGroups) {
+  const SharingCase& of = GetParam();
+  run_threads(4, {.timeout_s = 60}, [&](Transport& world) {
+    const Mesh mesh(of.mesh, world);
+    const bool is_expert = of.kind == ParamKind::experts;
+    const Shape whole{64, 64};
+    const Shard shard = of.split < 0 ? Shard{}
+                                     : shard_of(whole, of.split, is_expert ? mesh.place().etp : mesh.place().tp,
+                                                is_expert ? of.mesh.etp : of.mesh.tp);
+    const ParamPart part{.name = "model.layers.0.matrix.weight", .shape = whole, .offset = 0, .shard = shard};
+    Shape shape = part.local_shape();
+    if (is_expert) shape = {1, shape[0], shape[1]};
+    const ParamSpec spec{.name = part.name, .shape = shape, .parts = {part}, .kind = of.kind};
+
+    MemoryPlan plan;
+    ParamTable params(plan, ModelUse::training);
+    const ModelSpec model;
+    const BalanceSpec balance;
+    const Tensor no_table;
+    const PrecisionSpec recipe{.recipe = PrecisionRecipe::fp8_tensor, .compute = DType::f32};
+    const LayerContext c{.params = params,
+                         .plan = plan,
+                         .model = model,
+                         .balance = balance,
+                         .mesh = mesh,
+                         .rope_table_Pd = no_table,
+                         .precision = recipe};
+    const ProductPrecision precision = precision_of(c, spec);
+
+    std::vector<char> memory(1 << 20);
+    ThreadPool pool(1);
+    Stream s(DeviceKind::cpu, pool);
+    StepStack stack(DeviceKind::cpu, memory.data(), static_cast<int64_t>(memory.size()));
+    const QuantizeContext q{s, stack, {}};
+    const auto scale_of = [&](const Operand& operand) { return operand.scales.ptr<float>()[0]; };
+    const auto numbers = [&](const Shape& of_shape) {
+      return Array::of(of_shape, DType::f32,
+                       testing::Values(static_cast<size_t>(of_shape.numel()), std::exp2(world.rank())));
+    };
+    // 2^-8 is the scale of 1, since 448 is below 2^9; E5M2 has one of 2^-15.
+    const auto expected = [&](int64_t sharing, int top) {
+      return static_cast<float>(std::exp2(world.rank() / sharing * sharing + sharing - 1 - top));
+    };
+    Array x = numbers({4, shape[shape.rank() - 1]}), dy = numbers({4, shape[shape.rank() - 2]}), w = numbers(shape);
+    EXPECT_EQ(scale_of(precision.x(q, x.tensor())), expected(of.of_rows, 8));
+    EXPECT_EQ(scale_of(precision.dy(q, dy.tensor())), expected(of.of_rows, 15));
+    const auto [dy_q, x_q] = precision.for_dw(q, dy.tensor(), {}, x.tensor(), {});
+    EXPECT_EQ(scale_of(x_q), expected(of.of_rows, 8));
+    EXPECT_EQ(scale_of(dy_q), expected(of.of_rows, 15));
+    EXPECT_EQ(scale_of(precision.w(q, w.tensor())), expected(of.of_weights, 8));
+    EXPECT_EQ(scale_of(precision.w_for_dx(q, w.tensor())), expected(of.of_weights, 8));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Parameters, ScalesOfParameters, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace moebius
