@@ -59,6 +59,16 @@ TEST(CheckSharding, ErrorsNameTheUnsupportedSetting) {
                         "matrix together; set optimizer.name = \"adamw\", or remove it"));
 }
 
+// They are not activations, so the list of these is empty.
+TEST(CheckSharding, WeightsOnTheHostAreANameOfOffload) {
+  const RunSpec both = parse({"memory.offload=[\"weights\", \"qkv\"]"}), one = parse({"memory.offload=[\"weights\"]"});
+  EXPECT_TRUE(both.offload_weights && both.memory.offload.tensors.qkv && one.offload_weights);
+  EXPECT_FALSE(one.memory.offload.any() || parse({"memory.offload=[\"qkv\"]"}).offload_weights);
+  EXPECT_THAT(to_toml(both, false), HasSubstr("offload = [\"qkv\", \"weights\"]"));
+  EXPECT_THAT(check_error({"memory.offload=[\"weights\"]", "memory.offload_fraction=0.5"}),
+              HasSubstr("memory.offload_fraction = 0.5 would do nothing: memory.offload names no activations"));
+}
+
 TEST(CheckSharding, WeightsOnTheHostAreKeptOnce) {
   const std::string kOnHost = "memory.offload=[\"weights\"]";
   EXPECT_NO_THROW(parse({kOnHost}).check(1));
