@@ -39,7 +39,7 @@ struct RunSpec {
   ParallelSpec parallel;
   PrecisionSpec precision;
   MemorySpec memory;
-  bool offload_weights = false;  // memory.offload_weights: weights of layers are kept on the host; changes no bit
+  bool offload_weights = false;  // "weights" in memory.offload: those of layers are on the host; changes no bit
   LoraSpec lora;
   CheckpointSpec checkpoint;
   LogSpec log;

@@ -124,9 +124,10 @@ TEST(Parse, ErrorsNameTheKeyTheExpectationAndThePlace) {
 
   EXPECT_THAT(parse_error({"memory.offload=[\"norm\", \"layer_inputs\"]"}),
               HasSubstr("memory.offload must be a list without repeats of \"layer_input\", \"norm\", \"qkv\", "
-                        "\"mla_up_proj\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", \"layer\"; got "
-                        "[\"norm\",\"layer_inputs\"]; did you mean \"layer_input\"?"));
+                        "\"mla_up_proj\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", \"layer\", "
+                        "\"weights\"; got [\"norm\",\"layer_inputs\"]; did you mean \"layer_input\"?"));
   EXPECT_THAT(parse_error({"memory.offload=[\"qkv\", \"qkv\"]"}), HasSubstr("got [\"qkv\",\"qkv\"]"));
+  EXPECT_THAT(parse_error({"memory.offload=[\"weights\", \"weights\"]"}), HasSubstr("got [\"weights\",\"weights\"]"));
   EXPECT_THAT(parse_error({"memory.offload=qkv"}), HasSubstr("memory.offload must be a list"));
   EXPECT_THAT(parse_error({"memory.offload=[\"qkv:0-3\"]"}),
               HasSubstr("; a name is for all layers, and memory.offload_fraction says how many of them"));

@@ -54,7 +54,7 @@ void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t avai
 // The keys by which a plan has more than activations in host memory, for messages.
 struct KeptOnHost {
   bool states = true;    // optimizer.offload
-  bool weights = false;  // memory.offload_weights
+  bool weights = false;  // "weights" in memory.offload
 };
 // The same for the host memory that the plan pins for a GPU. by_others: bytes that other ranks of the machine pin.
 void check_pinned_memory(const MemoryPlan& plan, int64_t available, int64_t by_others = 0, const KeptOnHost& kept = {});

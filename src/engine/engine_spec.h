@@ -59,7 +59,7 @@ struct EngineSpec {
   bool counts_for_hopper = true;    // with a null device: false counts the memory of a GPU other than Hopper
   bool fusion = true;               // fuses ops of dense layers (model/layers/mlp.h)
   bool measures_precision = false;  // log.precision
-  bool offload_weights = false;     // memory.offload_weights: training keeps the weights of layers on the host
+  bool offload_weights = false;     // "weights" in memory.offload: training keeps those of layers on the host
   int threads = 1;
   uint64_t seed = 0;
 };

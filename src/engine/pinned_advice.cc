@@ -8,15 +8,14 @@ namespace {
 // Returns the keys that ask for more than activations: "optimizer.offload".
 std::string keys_of(const KeptOnHost& kept) {
   if (!kept.weights) return "optimizer.offload";
-  return kept.states ? "memory.offload_weights and optimizer.offload" : "memory.offload_weights";
+  return kept.states ? "weights in memory.offload and optimizer.offload" : "weights in memory.offload";
 }
 
 // "optimizer.offload keeps 57.8 GiB".
 std::string who_keeps_on_host(const MemoryPlan& plan, const KeptOnHost& kept) {
   const int64_t activations = plan.offloaded_bytes(), all = plan.bytes(Life::host);
   if (activations == 0) {
-    const bool several = kept.weights && kept.states;
-    return fmt::format("{} {} {}", keys_of(kept), several ? "keep" : "keeps", bytes_text(all));
+    return fmt::format("{} {} {}", keys_of(kept), kept.weights ? "keep" : "keeps", bytes_text(all));
   }
   const std::string of_layers = fmt::format("memory.offload keeps {}", bytes_text(activations));
   if (activations == all) return of_layers;
@@ -32,7 +31,7 @@ std::string host_advice(const MemoryPlan& plan, const KeptOnHost& kept) {
   if (!advice.empty()) advice.insert(0, "set ");
   advice += "use more ranks on more machines, or keep it on the GPU (";
   if (!keeps_more) return advice + "memory.offload = [])";
-  if (kept.weights) advice += "memory.offload_weights = false";
+  if (kept.weights) advice += "no weights in memory.offload";
   if (kept.weights && kept.states) advice += ", ";
   if (kept.states) advice += "optimizer.offload = false";
   return advice + ")";

@@ -61,11 +61,12 @@ TEST(PinnedAdvice, NamesTheKeyOfWeightsOnTheHost) {
     expect_error(ErrorKind::usage, text,
                  [&] { check_pinned_memory(plan, 7 << 20, 0, {.states = states, .weights = true}); });
   };
-  expect(false,
-         "out of memory: memory.offload_weights keeps 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
-         "use more ranks on more machines, or keep it on the GPU (memory.offload_weights = false)\n");
-  expect(true, "memory.offload_weights and optimizer.offload keep 8.0 MiB in pinned");
-  expect(true, "(memory.offload_weights = false, optimizer.offload = false)\n");
+  expect(
+      false,
+      "out of memory: weights in memory.offload keep 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
+      "use more ranks on more machines, or keep it on the GPU (no weights in memory.offload)\n");
+  expect(true, "weights in memory.offload and optimizer.offload keep 8.0 MiB in pinned");
+  expect(true, "(no weights in memory.offload, optimizer.offload = false)\n");
 }
 
 // Every run on a GPU pins a little for its batches, without any key.

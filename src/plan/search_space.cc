@@ -436,7 +436,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
                                                           : "memory.expert_rows=\"auto\"");
   const OffloadSpec &moved = found.memory.offload, &asked = run.memory.offload;
   add(moved.fraction != asked.fraction, fmt::format("memory.offload_fraction={}", moved.fraction));
-  add(moved != asked, fmt::format("memory.offload={}", offload_list(moved)));
+  add(moved != asked, fmt::format("memory.offload={}", offload_list(moved, run.offload_weights)));
   add(run.optimizer.offload != c.memory.offload, fmt::format("optimizer.offload={}", c.memory.offload));
   add(run.optimizer.offload_grad != c.memory.offload_grad,
       fmt::format("optimizer.offload_grad={}", c.memory.offload_grad));

@@ -37,9 +37,8 @@ void check_offload(const RunSpec& s) {
   const OffloadSpec& o = s.memory.offload;
   MOEBIUS_CHECK(
       usage, o.any() || o.fraction == 1,
-      "memory.offload_fraction = {} would do nothing: memory.offload names nothing; name something, or remove "
-      "it{}",
-      o.fraction, origin(s, "memory.offload_fraction"));
+      "memory.offload_fraction = {} would do nothing: memory.offload names {}; name something, or remove it{}",
+      o.fraction, s.offload_weights ? "no activations" : "nothing", origin(s, "memory.offload_fraction"));
   for (const auto& [name, field] : kRecomputeNames)
     if (o.tensors.*field) check_name(s, name, field);
   MOEBIUS_CHECK(usage, !o.tensors.expert_up || !pools_expert_rows(s),
@@ -51,13 +50,13 @@ void check_offload(const RunSpec& s) {
 
 void check_offload_weights(const RunSpec& s, int64_t world_size) {
   if (!s.offload_weights) return;
-  const std::string where = origin(s, "memory.offload_weights");
+  const std::string where = origin(s, "memory.offload");
   MOEBIUS_CHECK(usage, s.parallel.fsdp || world_size == s.parallel.pp,
-                "memory.offload_weights = true: {} ranks hold the weights of a stage, and each would keep a copy of "
+                "memory.offload \"weights\": {} ranks hold the weights of a stage, and each would keep a copy of "
                 "some of them in host memory; set parallel.fsdp = true, so that each keeps a shard{}",
                 world_size / s.parallel.pp, where);
   MOEBIUS_CHECK(usage, s.lora.base == LoraBase::compute,
-                "memory.offload_weights = true moves weights in precision.compute, and lora.base holds them in blocks "
+                "memory.offload \"weights\" moves those in precision.compute, and lora.base holds them in blocks "
                 "of few bits on the device; set lora.base = \"compute\", or remove it{}",
                 where);
 }

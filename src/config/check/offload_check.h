@@ -9,7 +9,7 @@ namespace moebius {
 // memory.offload_fraction would do nothing.
 void check_offload(const RunSpec& s);
 
-// Throws Error{usage} if memory.offload_weights is set on a layout whose ranks keep copies of weights, or with weights
+// Throws Error{usage} if memory.offload names "weights" on a layout whose ranks keep copies of weights, or with weights
 // that cannot be offloaded.
 void check_offload_weights(const RunSpec& s, int64_t world_size);
 

@@ -59,17 +59,28 @@ TEST(CheckSharding, ErrorsNameTheUnsupportedSetting) {
                         "matrix together; set optimizer.name = \"adamw\", or remove it"));
 }
 
+// They are not activations, so the list of these is empty.
+TEST(CheckSharding, WeightsOnTheHostAreANameOfOffload) {
+  const RunSpec both = parse({"memory.offload=[\"weights\", \"qkv\"]"}), one = parse({"memory.offload=[\"weights\"]"});
+  EXPECT_TRUE(both.offload_weights && both.memory.offload.tensors.qkv && one.offload_weights);
+  EXPECT_FALSE(one.memory.offload.any() || parse({"memory.offload=[\"qkv\"]"}).offload_weights);
+  EXPECT_THAT(to_toml(both, false), HasSubstr("offload = [\"qkv\", \"weights\"]"));
+  EXPECT_THAT(check_error({"memory.offload=[\"weights\"]", "memory.offload_fraction=0.5"}),
+              HasSubstr("memory.offload_fraction = 0.5 would do nothing: memory.offload names no activations"));
+}
+
 TEST(CheckSharding, WeightsOnTheHostAreKeptOnce) {
-  EXPECT_NO_THROW(parse({"memory.offload_weights=true"}).check(1));
-  EXPECT_NO_THROW(parse({"memory.offload_weights=true", "parallel.fsdp=true", "parallel.fsdp_shard=2"}).check(2));
-  EXPECT_NO_THROW(parse({"memory.offload_weights=true", "parallel.pp=2", "parallel.layout=E t*2 | t L"}).check(2));
+  const std::string kOnHost = "memory.offload=[\"weights\"]";
+  EXPECT_NO_THROW(parse({kOnHost}).check(1));
+  EXPECT_NO_THROW(parse({kOnHost, "parallel.fsdp=true", "parallel.fsdp_shard=2"}).check(2));
+  EXPECT_NO_THROW(parse({kOnHost, "parallel.pp=2", "parallel.layout=E t*2 | t L"}).check(2));
   EXPECT_THAT(
-      check_error({"memory.offload_weights=true"}, 2),
-      HasSubstr("memory.offload_weights = true: 2 ranks hold the weights of a stage, and each would keep a copy "
+      check_error({kOnHost}, 2),
+      HasSubstr("memory.offload \"weights\": 2 ranks hold the weights of a stage, and each would keep a copy "
                 "of some of them in host memory; set parallel.fsdp = true, so that each keeps a shard [--set]"));
-  EXPECT_THAT(check_error({"memory.offload_weights=true", "lora.rank=4", "lora.targets=[\"q_proj\"]",
-                           "lora.base=fp8_block", "model.init_from=some/folder"}),
-              HasSubstr("memory.offload_weights = true moves weights in precision.compute, and lora.base holds them"));
+  EXPECT_THAT(check_error({kOnHost, "lora.rank=4", "lora.targets=[\"q_proj\"]", "lora.base=fp8_block",
+                           "model.init_from=some/folder"}),
+              HasSubstr("memory.offload \"weights\" moves those in precision.compute, and lora.base holds them"));
 }
 
 }  // namespace

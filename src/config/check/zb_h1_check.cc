@@ -25,8 +25,8 @@ void check_zb_h1(const RunSpec& s) {
                 "needs whole weights on each rank; got parallel.fsdp = true, with which the second backward pass would "
                 "gather them again; set parallel.fsdp = false");
   refuse_unless(!s.offload_weights,
-                "needs whole weights on the device; got memory.offload_weights = true, with which the second backward "
-                "pass would copy them again; set memory.offload_weights = false");
+                "needs whole weights on the device; got \"weights\" in memory.offload, with which the second backward "
+                "pass would copy them again; remove the name");
   refuse_unless(
       !p.shard_gradients,
       "needs whole gradients on each rank; got parallel.shard_gradients = true, with which a rank has memory for the "

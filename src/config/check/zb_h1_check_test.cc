@@ -31,8 +31,8 @@ TEST(CheckZbH1, ErrorsNameTheUnsupportedSetting) {
               HasSubstr("needs whole gradients on each rank; got parallel.shard_gradients = true, with which"));
   EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "parallel.fsdp=true"}, 2),
               HasSubstr("needs whole weights on each rank; got parallel.fsdp = true"));
-  EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "memory.offload_weights=true"}, 2),
-              HasSubstr("needs whole weights on the device; got memory.offload_weights = true"));
+  EXPECT_THAT(check_error({kZbH1, "parallel.pp=2", kTwoStages, "memory.offload=[\"weights\"]"}, 2),
+              HasSubstr("needs whole weights on the device; got \"weights\" in memory.offload"));
 }
 
 }  // namespace

@@ -397,17 +397,13 @@ std::vector<KeyText> other_texts() {
       {"memory.offload",
        "The activations that layers keep for backward in pinned host memory "
        "([memory.md](../design/memory.md#activations-on-the-host)): `layer_input`, and the names of "
-       "`memory.recompute`; `layer` is all of them. The copies overlap with the forward and the backward pass. "
-       "An empty list keeps `memory.recompute = \"auto\"` from choosing. Results are bitwise identical for all values."},
+       "`memory.recompute`; `layer` is all of them. `weights` keeps the weights of layers there "
+       "([memory.md](../design/memory.md#weights-on-the-host)); ranks that hold the same weights need `parallel.fsdp` "
+       "for it. The copies overlap with the forward and the backward pass. Any list, also an empty one, keeps "
+       "`memory.recompute = \"auto\"` from choosing. Results are bitwise identical for all values."},
       {"memory.offload_fraction",
        "The share of the layers of each stage whose activations `memory.offload` moves. Their number is rounded up, "
        "and they are spread evenly from the first layer on."},
-      {"memory.offload_weights",
-       "Keeps the weights of layers in pinned host memory ([memory.md](../design/memory.md#weights-on-the-host)). A pass "
-       "copies them to the device one layer ahead, so the device has the weights of two layers, and those of the "
-       "embedding and the head. Ranks that hold the same weights need `parallel.fsdp`, and each keeps its shard. Weights "
-       "are then quantised in every pass, as with `precision.weight_copies = false`. Results are bitwise identical for "
-       "all values."},
       {"memory.expert_rows",
        "The rows of experts for which a rank plans device memory where experts are on several ranks, as a multiple of "
        "the even share ([memory.md](../design/memory.md#rows-of-experts-on-several-ranks)). Rows beyond it are "

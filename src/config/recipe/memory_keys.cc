@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "config/nearest.h"
-#include "config/recipe/value_rule.h"
 
 namespace moebius {
 
@@ -16,6 +15,8 @@ using nlohmann::json;
 
 namespace {
 
+// The name of RunSpec::offload_weights in memory.offload.
+constexpr const char* kWeightsName = "weights";
 // More layers than a model may have.
 constexpr int64_t kMaxLayers = 1'000'000;
 constexpr std::pair<const char*, int64_t> kUnits[] = {{"TiB", int64_t{1} << 40},
@@ -100,7 +101,21 @@ std::optional<std::vector<std::string>> texts_of(const json& v) {
 std::vector<std::string> known_offload_names() {
   std::vector<std::string> names = known_names();
   names.insert(names.begin(), kLayerInputName);
+  names.emplace_back(kWeightsName);
   return names;
+}
+
+// The names of memory.offload: those of activations, and whether the weights of layers are named.
+struct OffloadNames {
+  std::vector<std::string> activations;
+  bool weights = false;
+};
+
+OffloadNames split_names(std::vector<std::string> texts) {
+  const auto at = std::find(texts.begin(), texts.end(), kWeightsName);
+  const bool weights = at != texts.end();
+  if (weights) texts.erase(at);
+  return {.activations = std::move(texts), .weights = weights};
 }
 
 std::string offload_hint(const json& v) {
@@ -175,6 +190,16 @@ std::vector<std::string> offload_texts(const OffloadSpec& offload) {
   return texts;
 }
 
+namespace {
+
+std::vector<std::string> all_offload_texts(const OffloadSpec& offload, bool weights) {
+  std::vector<std::string> texts = offload_texts(offload);
+  if (weights) texts.emplace_back(kWeightsName);
+  return texts;
+}
+
+}  // namespace
+
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute) {
   std::vector<std::string> texts;
   for (const auto& [name, field] : kRecomputeNames) {
@@ -201,7 +226,9 @@ std::string list_of(const std::vector<std::string>& texts) {
 }  // namespace
 
 std::string recompute_list(const RecomputeSpec& recompute) { return list_of(recompute_texts(recompute)); }
-std::string offload_list(const OffloadSpec& offload) { return list_of(offload_texts(offload)); }
+std::string offload_list(const OffloadSpec& offload, bool weights) {
+  return list_of(all_offload_texts(offload, weights));
+}
 
 std::optional<int64_t> parse_bytes(const std::string& text) {
   double value = 0;
@@ -248,23 +275,19 @@ RecipeKey recompute_key() {
 RecipeKey offload_key() {
   const auto accepts = [](const json& v) {
     const auto texts = texts_of(v);
-    return texts && parse_offload(*texts);
+    return texts && parse_offload(split_names(*texts).activations);
   };
   const auto read = [](RunSpec& s, const json& v) {
     const double fraction = s.memory.offload.fraction;
-    s.memory.offload = parse_offload(*texts_of(v)).value();
+    const OffloadNames names = split_names(*texts_of(v));
+    s.memory.offload = parse_offload(names.activations).value();
     s.memory.offload.fraction = fraction;
+    s.offload_weights = names.weights;
   };
-  const auto write = [](const RunSpec& s) { return json(offload_texts(s.memory.offload)); };
+  const auto write = [](const RunSpec& s) { return json(all_offload_texts(s.memory.offload, s.offload_weights)); };
   const std::string expects =
       fmt::format("a list without repeats of \"{}\"", fmt::join(known_offload_names(), "\", \""));
   return {"memory.offload", {expects, accepts, offload_hint}, read, write, Resume::free};
-}
-
-RecipeKey offload_weights_key() {
-  const auto read = [](RunSpec& s, const json& v) { v.get_to(s.offload_weights); };
-  const auto write = [](const RunSpec& s) { return json(s.offload_weights); };
-  return {"memory.offload_weights", any_boolean(), read, write, Resume::free};
 }
 
 RecipeKey offload_fraction_key() {

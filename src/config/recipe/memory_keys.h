@@ -18,7 +18,7 @@ std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& tex
 std::vector<std::string> recompute_texts(const RecomputeSpec& recompute);
 // Returns the value as a recipe has it: ["norm", "layer:0-3"].
 std::string recompute_list(const RecomputeSpec& recompute);
-std::string offload_list(const OffloadSpec& offload);
+std::string offload_list(const OffloadSpec& offload, bool weights = false);  // weights: with RunSpec::offload_weights
 
 // "80GiB", "79.5GiB", "640MB", "1024B". No value for other strings, and for bytes outside [1, 2^60].
 std::optional<int64_t> parse_bytes(const std::string& text);
@@ -33,7 +33,6 @@ std::vector<std::string> offload_texts(const OffloadSpec& offload);
 RecipeKey recompute_key();
 RecipeKey offload_key();
 RecipeKey offload_fraction_key();
-RecipeKey offload_weights_key();
 RecipeKey fit_key();
 RecipeKey expert_rows_key();
 

@@ -393,7 +393,6 @@ std::vector<RecipeKey> policy_keys() {
       fit_key(),
       offload_key(),
       offload_fraction_key(),
-      offload_weights_key(),
       expert_rows_key(),
   };
 }

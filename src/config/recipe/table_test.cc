@@ -23,7 +23,7 @@ TEST(RecipeKeys, EqualTheListOfAllKeys) {
       "data.order_by_cost data.pack_documents data.separate_documents data.tokenizer data.train data.valid "
       "log.every log.precision log.tensorboard log.trace "
       "lora.alpha lora.base lora.dropout lora.init_from lora.rank lora.targets "
-      "memory.expert_rows memory.fit memory.offload memory.offload_fraction memory.offload_weights memory.recompute "
+      "memory.expert_rows memory.fit memory.offload memory.offload_fraction memory.recompute "
       "model.attention_bias model.attention_dropout model.attention_sinks model.clip_qkv model.config "
       "model.decoder_sparse_step "
       "model.expert_bias model.first_k_dense_replace model.group_score model.head_dim model.hf "

@@ -10,7 +10,7 @@
 // layer on each rank, so that the other gathers are over shard_group alone, such as the ranks of a node (hpZ of ZeRO++,
 // arXiv 2306.10209; hybrid sharding).
 //
-// With memory.offload_weights shares and shards are in host memory. What no other rank has is copied straight into the
+// With "weights" in memory.offload shares and shards are in host memory. What no other rank has is copied straight into the
 // buffer, one layer early like a gather. What is gathered is first copied to staging memory of the device, which has
 // this rank's part of two layers. With overlap that starts two layers early, so a gather need not wait for it.
 #pragma once

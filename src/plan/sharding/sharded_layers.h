@@ -21,7 +21,7 @@ struct LayerTraffic {
   std::map<Axis, Sent> weights;        // one gather
   std::map<Axis, Sent> first_weights;  // the first gather in a step, if it is over more ranks; else empty
   std::map<Axis, Sent> gradients;      // the sum of gradients after one micro-batch
-  double host_bytes = 0;               // copied from the host for one gather: memory.offload_weights
+  double host_bytes = 0;               // copied from the host for one gather: weights in memory.offload
 };
 
 // Returns the layers of a rank in the order of its stages. Empty where nothing is sharded.
