@@ -76,7 +76,7 @@ void add_yarn(std::vector<RunNote>& notes, const RunSpec& run) {
                      run.train.seq_len, stretched, s.factor, s.original_positions)});
 }
 
-// Of a recipe's own model: the config.json of a hub may have a window that is switched off.
+// The note is of a recipe's own model: the config.json of a hub may have a window that is switched off.
 void add_window(std::vector<RunNote>& notes, const RunSpec& run) {
   const auto from = run.provenance.find("model.sliding_window");
   if (from == run.provenance.end() || from->second == "default" || !run.model_hf.empty()) return;

@@ -43,8 +43,8 @@ AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_T
 
 // Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance.md has more shapes.
 //   32/4 heads of 128, 32 x 512 302 and 360; 4 x 1024 379 and 387; 1 x 2048 471 and 400; 2 x 2048 500 and 470; 8 x 2048
-//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 1024 516 and 515; 1 x 32768, window of 4096 680 and
-//   626
+//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 1024 516 and 515; 1 x 32768, window of 4096
+//   680 and 626
 //   16/16 heads of 128, 4 x 1024 301 and 323; 8 x 2048 513 and 524; 1 x 4096 471 and 452; 8 x 4096 629 and 606
 //   64/8 heads of 64, 32 x 512 217 and 265; 32 x 1024 294 and 350; 1 x 2048 344 and 323; 4 x 2048 393 and 389; 16 x 2048
 //   415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131
