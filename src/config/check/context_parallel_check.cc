@@ -26,9 +26,10 @@ bool has_windows(const ModelSpec& m) {
 int64_t nearest_cp(const RunSpec& s, int64_t ranks) {
   const ParallelSpec& p = s.parallel;
   const bool shares_heads = p.cp_comm == CpComm::alltoall || p.cp_comm_window == CpComm::alltoall;
-  const int64_t heads = s.model.num_kv_heads / p.tp, groups = ranks / (p.tp * p.pp);
+  const int64_t heads = s.model.num_kv_heads / p.tp, groups = ranks / (p.tp * p.pp),
+                most = std::min(groups, s.train.seq_len / 2);
   int64_t nearest = 1;
-  for (int64_t cp = 2; cp <= groups; ++cp) {
+  for (int64_t cp = 2; cp <= most; ++cp) {
     if (groups % cp != 0 || s.train.seq_len % (2 * cp) != 0) continue;
     if (shares_heads && heads % cp != 0) continue;
     if (p.dynamic_cp && !std::has_single_bit(static_cast<uint64_t>(cp))) continue;

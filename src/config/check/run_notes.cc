@@ -76,16 +76,15 @@ void add_yarn(std::vector<RunNote>& notes, const RunSpec& run) {
                      run.train.seq_len, stretched, s.factor, s.original_positions)});
 }
 
-// Of a recipe's own model: the config.json of a hub may have a window that is switched off.
+// The note is of a recipe's own model: the config.json of a hub may have a window that is switched off.
 void add_window(std::vector<RunNote>& notes, const RunSpec& run) {
   const auto from = run.provenance.find("model.sliding_window");
   if (from == run.provenance.end() || from->second == "default" || !run.model_hf.empty()) return;
   if (run.model.sliding_window > 0 || run.model.family == "moebius") return;
-  notes.push_back(
-      {fmt::format("model.sliding_window has no effect: \"{}\" reads it with model.use_sliding_window = true; "
-                   "set that, or remove it",
-                   run.model.family),
-       /*is_warning=*/true});
+  notes.push_back({fmt::format("model.sliding_window has no effect: no layer of this \"{}\" has a window; set "
+                               "model.use_sliding_window = true and layers that slide, or remove it",
+                               run.model.family),
+                   /*is_warning=*/true});
 }
 
 }  // namespace

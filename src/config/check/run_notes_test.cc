@@ -100,10 +100,9 @@ TEST(RunNotes, OfAWindowThatTheFamilyDoesNotRead) {
   };
   ASSERT_EQ(notes({}).size(), 1U);
   EXPECT_TRUE(notes({})[0].is_warning);
-  EXPECT_EQ(
-      notes({})[0].text,
-      "model.sliding_window has no effect: \"qwen3_moe\" reads it with model.use_sliding_window = true; set that, or "
-      "remove it");
+  EXPECT_EQ(notes({})[0].text,
+            "model.sliding_window has no effect: no layer of this \"qwen3_moe\" has a window; set "
+            "model.use_sliding_window = true and layers that slide, or remove it");
   EXPECT_THAT(notes({"model.use_sliding_window=true"}), IsEmpty());
   EXPECT_THAT(run_notes(read_back(parse(window), true), 1), IsEmpty()) << "the resolved recipe has no window";
   EXPECT_THAT(run_notes(parse({"model.sliding_window=9"}), 1), IsEmpty()) << "\"moebius\" reads it";

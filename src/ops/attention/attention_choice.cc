@@ -43,8 +43,8 @@ AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_T
 
 // Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance.md has more shapes.
 //   32/4 heads of 128, 32 x 512 302 and 360; 4 x 1024 379 and 387; 1 x 2048 471 and 400; 2 x 2048 500 and 470; 8 x 2048
-//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 1024 516 and 515; 1 x 32768, window of 4096 680 and
-//   626
+//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 1024 516 and 515; 1 x 32768, window of 4096
+//   680 and 626
 //   16/16 heads of 128, 4 x 1024 301 and 323; 8 x 2048 513 and 524; 1 x 4096 471 and 452; 8 x 4096 629 and 606
 //   64/8 heads of 64, 32 x 512 217 and 265; 32 x 1024 294 and 350; 1 x 2048 344 and 323; 4 x 2048 393 and 389; 16 x 2048
 //   415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131
@@ -53,7 +53,7 @@ AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_T
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
-  // Nothing with fewer tiles was measured. Few tiles of short sequences fill the last wave of cuDNN's blocks badly.
+  // Nothing with fewer tiles was measured. Sequences of 2048 tokens are faster with ours if they have few tiles.
   constexpr int64_t kLong = 4096, kFewTiles = 512, kTilesOfShort = 1024, kShortWindow = 1024;
   const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
   if (is_portable) return z.window == 0;  // with windows they were not measured
@@ -78,8 +78,8 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 //   windows: 32/4 heads of 128, 8 x 4096, 1024 408 and 173; 64/8 heads of 64, 8 x 4096, 128 139 and 16
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
 //   heads of 32 149 and 135; 80 186 and 249; 160 137 and 198
-// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster where heads are narrow, or
-// where sequences are short, so that their longest block is.
+// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster with heads of 64 and of 256,
+// and with others where sequences are short, so that their longest block is.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   constexpr int64_t kTwoWaves = 256, kOneWave = 128;
   if (z.width != z.v_width || z.window > 0) return false;
