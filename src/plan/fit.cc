@@ -260,7 +260,7 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
       r.run = load_run_spec(folder + "/" + r.recipe, texts_of(row, "set", at));
       r.assume = parse_assumptions(texts_of(row, "assume", at));
     } catch (const Error& e) {
-      throw Error(e.kind(), fmt::format("{}, \"{}\": {}", at, r.name, e.what()));
+      MOEBIUS_FAIL(input, "{}, \"{}\": {}", at, r.name, e.what());
     }
     r.measured = measured_of(row, r, at);
     r.is_fitted = row.value("fit", true);

@@ -25,7 +25,8 @@ TEST(Timelines, ShowEveryPass) {
   EXPECT_EQ(passes, 2 * 2 * p.num_micro_batches);
   const std::string html = plan_html(p, "a <title>", "text");
   EXPECT_THAT(html, HasSubstr("a &lt;title&gt;"));
-  EXPECT_EQ(html.find("http"), std::string::npos);  // no other file, no network
+  EXPECT_EQ(html.find("http"), std::string::npos);                                       // no other file, no network
+  EXPECT_THAT(html, HasSubstr("<meta name=\"viewport\" content=\"width=device-width"));  // for a phone
 }
 
 // With zb_h1 a rank after the first one delays its gradients of weights, which the timeline names apart.

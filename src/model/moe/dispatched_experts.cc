@@ -207,11 +207,8 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
 }
 
 void DispatchedExperts::open_h(Step& step, Saved& saved) const {
-  if (!rows_) {
-    saved.h_R2F.open(step.stack);
-    return saved.w1_low.open(step.stack);
-  }
-  saved.h_R2F.open_in(rows_->scratch().h);
+  rows_ ? saved.h_R2F.open_in(rows_->scratch().h) : saved.h_R2F.open(step.stack);
+  if (!rows_) return saved.w1_low.open(step.stack);
   if (!w1_adapter_.is_empty()) saved.w1_low.open_in(rows_->scratch().low);
 }
 

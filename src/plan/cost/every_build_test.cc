@@ -83,7 +83,7 @@ const Planned kPlanned[] = {
 PlanMachine unfitted_machine(int capability) {
   PlanMachine m = machine("h100");
   m.of(PlanSystem::moebius).fill(0.7);
-  m.spread = 0.02, m.layer_us = 300;
+  m.spread = 0.02, m.layer_us = 300, m.portable = 0.53;
   m.capability = capability;
   return m;
 }

@@ -12,7 +12,7 @@ PlanMachine usual_machine(bool is_gpu, double rank_host_bytes) {
   m.exponentials_t_s = is_gpu ? 3.9 : 0;
   m.f32_tflops = is_gpu ? 67 : 0;
   m.multiprocessors = is_gpu ? 132 : 0;
-  m.portable = is_gpu ? 0.53 : 1;
+  m.portable = is_gpu ? 0.48 : 1;
   m.kernel_us = is_gpu ? 3.7 : 1;
   m.domain_ranks = 8;
   m.inside_gb_s = is_gpu ? 450 : 20;
