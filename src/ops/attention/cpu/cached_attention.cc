@@ -65,8 +65,8 @@ void cached_attention_fwd(Stream& s, const CachedAttentionFwd& a) {
   const int64_t N = a.q_NHd.dim(0), kv_heads = a.k_UGd.dim(1), group = a.q_NHd.dim(1) / kv_heads,
                 width = a.q_NHd.dim(2);
   const int64_t of_task = N >= 16 ? kv_heads : 1, tasks_of_row = kv_heads / of_task, slice = scratch_bytes(a, 1);
-  const bool is_single = a.q_NHd.dtype == DType::bf16 && has_single_query(width) &&
-                         SingleQueryArrays(Slice(nullptr), width).num_bytes <= slice;
+  const bool is_single = a.q_NHd.dtype == DType::bf16 && has_single_query(width);
+  MOEBIUS_ASSERT(SingleQueryArrays(Slice(nullptr), width).num_bytes <= slice);
   s.pool().run(N * tasks_of_row, [&](int64_t task, int worker) {
     const int64_t n = task / tasks_of_row, begin = task % tasks_of_row * of_task, end = begin + of_task;
     const int64_t first = a.sequence_N.ptr<int32_t>()[n] * a.max_tokens, pos = a.pos_N.ptr<int32_t>()[n];

@@ -1,6 +1,6 @@
 // Attention of one query of several heads that read the same keys and values in bf16, as in generation: with the CPU's
 // products of pairs (vdpbf16ps) and no packing. A sum runs over the width, or over the keys of a tile, in order and two
-// at a time, which is the order of oneDNN.
+// at a time, in one lane. So the bits of a head do not depend on the heads that are computed with it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct SingleQueryArrays {
         out(slice.take<float>(kHeadsTogether * width)),
         probabilities(slice.take<bf16>(kHeadsTogether * kRow)),
         num_bytes(slice.used()) {}
-  static constexpr int64_t kRow = kKeyTile + 32;  // of a head: registers and pairs may end behind the tile
+  static constexpr int64_t kRow = kKeyTile + 32;  // of a head: registers and pairs may end after the tile
   float *scores, *out;
   bf16* probabilities;
   int64_t num_bytes;
