@@ -24,7 +24,7 @@ struct RoundFlags {
   void* window = nullptr;  // this rank's window
   // 64-bit words of a window: flag[size], then these, then base[size], the addresses of all windows.
   constexpr int64_t count() const { return size; }       // of the rank's rounds
-  constexpr int64_t late() const { return size + 1; }    // whether a late round was reported
+  constexpr int64_t late() const { return size + 1; }    // whether a round was late, or the host has ended rounds
   constexpr int64_t sent() const { return size + 2; }    // bytes that this rank wrote to the windows of others
   constexpr int64_t waited() const { return size + 3; }  // nanoseconds in rounds
   constexpr int64_t bases() const { return size + 4; }

@@ -44,7 +44,8 @@ std::vector<Case> cases() {
           Case{.P = 2, .T = 70, .e = 16, .K = 8, .D = 2056, .blocks = 2},  // as many as 128 experts and top-8 have
           Case{.P = 2, .T = 8300, .e = 1, .K = 1, .D = 1},                 // tokens of several loops of a scan
           Case{.P = 2, .T = 150, .e = 2, .K = 2, .D = 2056, .blocks = 2},  // pieces of rows, and slots in turn
-          Case{.P = 2, .etp = 2, .T = 131, .e = 4, .K = 3, .D = 520, .blocks = 2}}) {
+          Case{.P = 2, .etp = 2, .T = 131, .e = 4, .K = 3, .D = 520, .blocks = 2},
+          Case{.P = 2, .T = 450, .e = 1, .K = 2, .D = 2056, .blocks = 16}}) {  // by the bulk copy engine
       c.dtype = dtype;
       all.push_back(c);
     }

@@ -43,7 +43,9 @@ struct Push {
 
 inline constexpr int kMaxCopiesByEngine = 32;       // of a row: a lane of a warp has the place of one
 inline constexpr int64_t kMinBytesByEngine = 1024;  // of a row: the engine takes its time for each
-inline constexpr int kMaxBlocksByEngine = 32;       // with more, registers keep a link as full
+// The multiprocessors with which the engine is faster than registers: with fewer, the warps that copy own rows are too
+// few; with more, registers fill a link too.
+inline constexpr int kMinBlocksByEngine = 14, kMaxBlocksByEngine = 20;
 
 // Does what PushRows says on a Hopper GPU, where the bulk copy engine copies the rows for other ranks through shared
 // memory. REQUIRES: at most kMaxCopiesByEngine copies; rows, x and the array in windows begin at multiples of 16 bytes.

@@ -223,9 +223,10 @@ void push_rows(Stream& s, const PushRows& a) {
                   .to_others = a.to_others};
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
-  const bool is_for_engine = places % 16 == 0 && uses_hopper_kernels(s) && push.row_bytes >= kMinBytesByEngine &&
-                             push.copies() <= kMaxCopiesByEngine;
-  if (is_for_engine && limited_blocks(s, gpu_limits(s).num_multiprocessors) <= kMaxBlocksByEngine)
+  const int blocks = limited_blocks(s, gpu_limits(s).num_multiprocessors);
+  const bool can_use_engine = places % 16 == 0 && uses_hopper_kernels(s) && push.row_bytes >= kMinBytesByEngine &&
+                              push.copies() <= kMaxCopiesByEngine;
+  if (can_use_engine && blocks >= kMinBlocksByEngine && blocks <= kMaxBlocksByEngine)
     return push_rows_by_engine(s, push, to);
   if (places % 16 != 0) note_odd_rows(s, "push_rows", a.x_TD.dtype, a.x_TD.dim(1));
   if (places % 16 == 0)
