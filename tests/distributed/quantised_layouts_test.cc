@@ -237,8 +237,8 @@ constexpr double kSumsOfMicroBatches = 4e-6;
 // two scales, by at most 2^-9 of the larger scale. The largest number of that block is above 224 scales. So the change
 // is at most 2^-16 of that number. That is taken to be at most 8 times the root mean square, in both operands of dW.
 constexpr double kOtherBlocks = 2 * 8 * 0x1p-16;
-// Of nvfp4 no such bound is known: scales are rounded, and so every number changes. In measurements such updates
-// differed by up to 0.2 of themselves.
+// No such bound is known of nvfp4: its scales are rounded, and so every number changes. This one tells gradients from
+// unrelated ones, and no more.
 constexpr double kOtherBlocksOfNvfp4 = 0.4;
 
 struct OneRank {
