@@ -83,10 +83,12 @@ double number_of(const json& row, const char* key, const std::string& at) {
 // Returns the measured rate in model TFLOP/s per rank, whatever the unit of the row.
 double measured_of(const json& row, const FitRow& r, const std::string& at) {
   const double per_token = r.run.model.train_flops_per_token(r.run.train.seq_len) / 1e12;
+  const size_t rates =
+      row.count("model_tflops_per_gpu") + row.count("tokens_per_s_per_gpu") + row.count("tokens_per_s");
+  MOEBIUS_CHECK(input, rates == 1,
+                "{}: expected one of model_tflops_per_gpu, tokens_per_s_per_gpu, tokens_per_s; got {}", at, rates);
   if (row.contains("model_tflops_per_gpu")) return number_of(row, "model_tflops_per_gpu", at);
   if (row.contains("tokens_per_s_per_gpu")) return number_of(row, "tokens_per_s_per_gpu", at) * per_token;
-  MOEBIUS_CHECK(input, row.contains("tokens_per_s"),
-                "{}: expected one of model_tflops_per_gpu, tokens_per_s_per_gpu, tokens_per_s", at);
   return number_of(row, "tokens_per_s", at) * per_token / static_cast<double>(r.ranks);
 }
 
@@ -175,9 +177,13 @@ class FamilyFit {
   double predicted(const FitRow& row, const std::vector<double>& x) const {
     PlanMachine m = machines_.at(row.machine);
     for (int i = 0; i < kNumFitted; ++i) fitted(m, system_, i) *= std::exp(x[static_cast<size_t>(i)]);
-    return predict(parts_, row.run, row.ranks, m, row.assume,
-                   {.simulate = false, .memory = PredictOptions::Memory::none})
-        .model_tflops_per_gpu;
+    try {
+      return predict(parts_, row.run, row.ranks, m, row.assume,
+                     {.simulate = false, .memory = PredictOptions::Memory::none})
+          .model_tflops_per_gpu;
+    } catch (const Error& e) {
+      throw Error(e.kind(), fmt::format("row \"{}\": {}", row.name, e.what()));
+    }
   }
 
   // Returns the logarithms of the factors on the shares. left_out: a row that is ignored.

@@ -470,6 +470,7 @@ TEST(Fits, RefuseFilesThatAreNotRows) {
   EXPECT_THAT(answer(R"(, "asume": [])"), HasSubstr("row 1: unknown key \"asume\""));
   EXPECT_THAT(answer(R"(, "assume": ["graphs=some"])"), HasSubstr("row 1, \"a\": --assume graphs: expected one of"));
   EXPECT_THAT(answer(R"(, "ranks": 1.5)"), HasSubstr("row 1: expected a whole number"));
+  EXPECT_THAT(answer(R"(, "model_tflops_per_gpu": 1)"), HasSubstr("row 1: expected one of model_tflops_per_gpu"));
   EXPECT_THAT(answer(R"(, "set": "x")"), HasSubstr("row 1: expected a list of texts in \"set\""));
   EXPECT_THAT(answer("", R"("families": 3, )"), HasSubstr("expected an object in \"families\""));
   EXPECT_THAT(answer("", R"("families": {"x": [1]}, )"), HasSubstr("expected a list of machines in families.x"));
