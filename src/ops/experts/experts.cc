@@ -299,24 +299,6 @@ void expert_down_after_up(Stream& s, const ExpertDown& a) {
   if (!a.y_RD.empty()) run_on_device(s, cpu::expert_down, cuda::expert_down_after_up, a);
 }
 
-void expert_up_of_route(Stream& s, const RouteFwd& route, const ExpertUp& a) {
-  const bool is_one = s.device() == DeviceKind::cuda && !a.a_RF.empty() && cuda::makes_choice(s, route, a);
-  if (!is_one) {
-    route_fwd(s, route);
-    return expert_up(s, a);
-  }
-  check(a, s);
-  OpScope scope(s, "expert_up", cost(a));
-  cuda::expert_up_of_route(s, route, a);
-}
-
-void expert_down_of_route(Stream& s, const RouteFwd& route, const ExpertDown& a) {
-  if (s.device() != DeviceKind::cuda || a.y_RD.empty()) return expert_down_after_up(s, a);
-  check(a, s);
-  OpScope scope(s, "expert_down", cost(a));
-  cuda::expert_down_of_route(s, route, a);
-}
-
 Cost cost(const ExpertDown& a) {
   return cost_of({.flops = 2 * count_of(a.a_RF.data) * a.y_RD.dim(1),
                   .row_bytes = bytes_of(a.a_RF.data) + bytes_of(a.y_RD),

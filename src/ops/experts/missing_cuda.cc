@@ -8,9 +8,6 @@ namespace moebius::cuda {
 void expert_up(Stream&, const ExpertUp&) { missing_cuda("expert_up"); }
 void expert_down(Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
 void expert_down_after_up(Stream&, const ExpertDown&) { missing_cuda("expert_down"); }
-bool makes_choice(const Stream&, const RouteFwd&, const ExpertUp&) { missing_cuda("expert_up"); }
-void expert_up_of_route(Stream&, const RouteFwd&, const ExpertUp&) { missing_cuda("expert_up"); }
-void expert_down_of_route(Stream&, const RouteFwd&, const ExpertDown&) { missing_cuda("expert_down"); }
 void d_expert_down(Stream&, const DExpertDown&) { missing_cuda("d_expert_down"); }
 void d_expert_up(Stream&, const DExpertUp&) { missing_cuda("d_expert_up"); }
 void expert_wgrad(Stream&, const ExpertWgrad&) { missing_cuda("expert_wgrad"); }

@@ -119,18 +119,6 @@ void expert_down_after_up(Stream& s, const ExpertDown& a) {
   cuda::expert_down(s, a);
 }
 
-bool makes_choice(const Stream& s, const RouteFwd& route, const ExpertUp& a) {
-  return uses_hopper_kernels(s) && a.x_TD.is_plain() && sm90::takes_choice(route, a);
-}
-
-void expert_up_of_route(Stream& s, const RouteFwd& route, const ExpertUp& a) { sm90::expert_up_few_rows(s, a, &route); }
-
-void expert_down_of_route(Stream& s, const RouteFwd& route, const ExpertDown& a) {
-  if (uses_hopper_kernels(s) && a.a_RF.is_plain() && sm90::takes_choice(route, a))
-    return sm90::expert_down_few_rows(s, a, true, &route);
-  cuda::expert_down_after_up(s, a);
-}
-
 void d_expert_down(Stream& s, const DExpertDown& a) {
   if (!a.dout_TD.is_plain()) return sm90::d_expert_down_f8(s, a);
   switch (choose_path(s, "d_expert_down", a, a.dout_TD.data, a.w2_eDF.data)) {

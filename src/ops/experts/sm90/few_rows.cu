@@ -6,22 +6,17 @@
 // The elements have the bits of ops/experts/sm80/few_rows.cu: warp w sums k = 32 w + 32 kWarps j + [0, 32) in the order
 // of j, and then the sums of the warps are added in order.
 //
-// The route of few tokens may be made here: each block makes the choice by itself, from the logits, with the bits of
-// route_fwd. That is a kernel less, and experts are known sooner.
-//
-// Launches overlap (ops/cuda/early_launch.h). expert_up lets expert_down start when its own inputs are there. The offsets,
-// or the logits, are complete by then, so expert_down reads them at once, and has its ring full when expert_up ends.
+// Launches overlap (ops/cuda/early_launch.h). expert_up lets expert_down start when its own inputs are there. The offsets
+// are complete by then, so expert_down reads them at once, and has its ring full when expert_up ends.
 #include "ops/experts/sm90/few_rows.h"
 
 #include <algorithm>
 #include <initializer_list>
-#include <type_traits>
 
 #include "device/gpu_limits.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/experts/sm80/gated_words.h"
 #include "ops/experts/sm80/operands.h"
-#include "ops/routing/cuda/choose.h"
 #include "ops/sm80/mma.h"
 #include "ops/sm90/copy.h"
 
@@ -44,10 +39,9 @@ struct Block {
 };
 
 // Blocks that a multiprocessor holds together, and stages of the ring of each. kRows: of a chunk at most. The ring of
-// 16 warps holds 4096 of k, so that all weights of a tile are on their way when the block begins. That of 8 warps holds
-// 2048 where chunks have 8 rows.
+// 16 warps holds 4096 of k, so that all weights of a tile are on their way when the block begins.
 constexpr int blocks_together(int rows, int warps) { return warps == 16 ? 1 : rows == 8 ? 3 : 2; }
-constexpr int num_stages(int rows, int warps) { return warps == 16 || rows == 8 ? 4 : 5; }
+constexpr int num_stages(int rows, int warps) { return warps == 16 ? 4 : rows == 8 ? 3 : 5; }
 
 struct Params {
   const char *w, *x;
@@ -60,41 +54,17 @@ struct Params {
   bool rows_are_known;  // before the previous kernel ends
 };
 
-// The choice of experts that a kernel makes. expert_up also writes the route.
-constexpr int kChosenTokens = 4, kChosenPairs = 32, kChosenExperts = 128;  // at most
-struct Choice {
-  Choose how;
-  int32_t *counts_E, *offsets_E1, *row_token_R, *row_pair_R, *pair_row_TK;
-};
-struct NoChoice {};
-
 // Rows of one expert that read its weights together.
 struct Chunk {
   int32_t expert, begin, count;
 };
 
-// A chunk as a word of shared memory, where three blocks with their rings have no room for more.
-class PackedChunk {
- public:
-  PackedChunk() = default;
-  __device__ __forceinline__ explicit PackedChunk(const Chunk& c) : word_(c.expert << 20 | c.begin << 6 | c.count) {}
-  __device__ __forceinline__ int32_t expert() const { return static_cast<int32_t>(word_ >> 20); }
-  __device__ __forceinline__ Chunk chunk() const {
-    return {expert(), static_cast<int32_t>(word_ >> 6 & 0x3fff), static_cast<int32_t>(word_ & 0x3f)};
-  }
-
- private:
-  uint32_t word_;
-};
-static_assert(kMaxExperts <= 1 << 12 && kMaxChunks * 32 < 1 << 14);
-
 template <int kRows, int kWarps>
 struct Shared {
   static constexpr int kStages = num_stages(kRows, kWarps);
   uint64_t full[kStages], empty[kStages];
-  PackedChunk chunks[kMaxChunks];
+  Chunk chunks[kMaxChunks];
   int32_t num_chunks;
-  int32_t token[kChosenPairs];  // of each row, with a choice
   float of_warps[kWarps][kRows][kMatrixRows + 1];
   float sums[kRows][kMatrixRows];
 };
@@ -108,8 +78,7 @@ __device__ void list_chunks(Shared<kRows, kWarps>& shared, const Params& p) {
   int32_t num = 0;
   if (!p.offsets) {
     num = (p.num_rows + kRows - 1) / kRows;
-    for (int32_t i = lane; i < num; i += 32) 
-      shared.chunks[i] = PackedChunk({0, i * kRows, min(kRows, p.num_rows - i * kRows)});
+    for (int32_t i = lane; i < num; i += 32) shared.chunks[i] = {0, i * kRows, min(kRows, p.num_rows - i * kRows)};
   }
   for (int32_t first = 0; p.offsets && first < p.num_experts; first += 32 * kAtOnce) {
     int32_t begin[kAtOnce], end[kAtOnce];
@@ -130,91 +99,12 @@ __device__ void list_chunks(Shared<kRows, kWarps>& shared, const Params& p) {
       }
       for (int32_t i = 0; i < own; ++i) {
         const int32_t at = begin[j] + i * kRows;
-        shared.chunks[num + inclusive - own + i] = PackedChunk({first + 32 * j + lane, at, min(kRows, end[j] - at)});
+        shared.chunks[num + inclusive - own + i] = {first + 32 * j + lane, at, min(kRows, end[j] - at)};
       }
       num += __shfl_sync(0xffffffffu, inclusive, 31);
     }
   }
   if (lane == 0) shared.num_chunks = num;
-}
-
-// What a warp knows of a token's choice.
-struct TokenChoice {
-  float value_E[kChosenExperts];
-  int32_t chosen_K[kChosenPairs];
-};
-
-// A warp chooses the experts of its token, and with `weighs` writes their weights. The logits are read from L2, since an
-// earlier kernel on this multiprocessor may have left others in L1.
-__device__ __forceinline__ void choose_for_token(TokenChoice& own, const Choose& a, int t, bool weighs) {
-  constexpr int kRegisters = kChosenExperts / kWarpSize;
-  const int lane = threadIdx.x % 32;
-  const ChooseRow row{own.value_E, own.chosen_K};
-  float logits[kRegisters], s[kRegisters];
-#pragma unroll
-  for (int r = 0; r < kRegisters; ++r) {
-    const int e = r * kWarpSize + lane;
-    logits[r] = e < a.num_experts ? __ldcg(a.logits_TE + t * a.num_experts + e) : -INFINITY;
-  }
-  score_row(a.score, logits, a.num_experts, lane, s);
-  choose_row(a, row, t, lane, s);
-  if (weighs) weigh_row<1>(a, row, t, lane, s);
-  __syncwarp();
-}
-
-// A pair of a token and an expert: its row, and its place among the pairs, which are those of a warp's lanes.
-struct ChosenPair {
-  int32_t expert, row;
-};
-
-// One warp lists the chunks of the chosen experts. Rows are sorted by expert, then by token. Lane i has pair i.
-template <class SharedOf>
-__device__ __forceinline__ ChosenPair list_choices(SharedOf& shared, const TokenChoice* of_token, const Choose& a) {
-  const int lane = threadIdx.x % 32, num = a.num_tokens * a.top_k, t = lane / a.top_k;
-  const bool is_pair = lane < num;
-  ChosenPair own{is_pair ? of_token[t].chosen_K[lane - t * a.top_k] : kChosenExperts, 0};
-  int32_t count = 0;
-  bool is_first = is_pair;
-  for (int j = 0; j < num; ++j) {
-    const int32_t expert = __shfl_sync(0xffffffffu, own.expert, j);
-    const bool is_same = expert == own.expert;
-    own.row += expert < own.expert || (is_same && j < lane);
-    count += is_same;
-    is_first = is_first && !(is_same && j < lane);
-  }
-  const uint32_t firsts = __ballot_sync(0xffffffffu, is_first);
-  int32_t chunk = 0;
-  for (int j = 0; j < num; ++j) {
-    const int32_t expert = __shfl_sync(0xffffffffu, own.expert, j);
-    chunk += (firsts >> j & 1) && expert < own.expert;
-  }
-  if (is_first) shared.chunks[chunk] = PackedChunk({own.expert, own.row, count});
-  if (is_pair) shared.token[own.row] = t;
-  if (lane == 0) shared.num_chunks = __popc(firsts);
-  return own;
-}
-
-// The same warp writes the route of the pairs.
-__device__ __forceinline__ void write_route(const Choice& c, const ChosenPair& own) {
-  const Choose& a = c.how;
-  const int lane = threadIdx.x % 32, num = a.num_tokens * a.top_k;
-  if (lane < num) {
-    a.topk_TK[lane] = own.expert;
-    c.pair_row_TK[lane] = own.row;
-    c.row_token_R[own.row] = lane / a.top_k;
-    c.row_pair_R[own.row] = lane;
-  }
-  for (int first = 0; first <= a.num_experts; first += 32) {
-    const int e = first + lane;
-    int32_t before = 0, count = 0;
-    for (int j = 0; j < num; ++j) {
-      const int32_t expert = __shfl_sync(0xffffffffu, own.expert, j);
-      before += expert < e;
-      count += expert == e;
-    }
-    if (e <= a.num_experts) c.offsets_E1[e] = before;
-    if (e < a.num_experts) c.counts_E[e] = count;
-  }
 }
 
 // The rows of a matrix that are a tile's. The tile of an activation has 8 gate rows and the 8 up rows of the same f.
@@ -247,11 +137,9 @@ __device__ __forceinline__ uint4 load_shared(uint32_t from) {
   return word;
 }
 
-// kRows: of a chunk at most. Y: of the result. ChoiceOf: Choice, or NoChoice where the rows are in memory.
-template <int kRows, int kWarps, bool kGated, class Y, class ChoiceOf>
-__global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows, kWarps))
-    few_rows_kernel(Params p, ChoiceOf choice) {
-  constexpr bool kChooses = std::is_same_v<ChoiceOf, Choice>;
+// kRows: of a chunk at most. Y: of the result.
+template <int kRows, int kWarps, bool kGated, class Y>
+__global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows, kWarps)) few_rows_kernel(Params p) {
   using B = Block<kWarps>;
   constexpr int kMultiplying = B::kMultiplying, kStepK = B::kStepK, kStageK = B::kStageK, kPitch = B::kPitch,
                 kStageBytes = B::kStageBytes;
@@ -270,20 +158,8 @@ __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows
   }
   if (!p.rows_are_known) wait_for_inputs();
   let_next_start();
-  if constexpr (kChooses) {
-    auto* of_token = reinterpret_cast<TokenChoice*>(&shared.of_warps);  // it is written after the first tile
-    static_assert(sizeof(TokenChoice) * kChosenTokens <= sizeof(shared.of_warps) && kChosenTokens <= kWarps);
-    const bool writes = kGated && blockIdx.x == 0;
-    if (warp < choice.how.num_tokens) choose_for_token(of_token[warp], choice.how, warp, writes);
-    __syncthreads();
-    ChosenPair pair{};
-    if (warp == 0) pair = list_choices(shared, of_token, choice.how);
-    __syncthreads();
-    if (writes && warp == 0) write_route(choice, pair);
-  } else {
-    if (warp == 0) list_chunks(shared, p);
-    __syncthreads();
-  }
+  if (warp == 0) list_chunks(shared, p);
+  __syncthreads();
   const int32_t tiles = (p.N + kMatrixRows - 1) / kMatrixRows, num_items = shared.num_chunks * tiles;
   const auto first_item = static_cast<int32_t>(blockIdx.x), stride = static_cast<int32_t>(gridDim.x);
   const int64_t row_bytes = int64_t{p.K} * 2;
@@ -293,7 +169,7 @@ __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows
     for (int32_t item = first_item; item < num_items; item += stride) {
       const TileRows<kGated> rows(p, item % tiles);
       const bool has_row = lane < kMatrixRows && rows.has(lane);
-      const int64_t row = int64_t{shared.chunks[item / tiles].expert()} * p.N + (has_row ? rows.row(lane) : 0);
+      const int64_t row = int64_t{shared.chunks[item / tiles].expert} * p.N + (has_row ? rows.row(lane) : 0);
       const char* from = p.w + row * row_bytes;
       for (int32_t k = 0; k < p.K; k += kStageK) {
         const auto bytes = static_cast<uint32_t>(min(kStageK, p.K - k) * 2);
@@ -314,7 +190,7 @@ __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows
   const int32_t own_k = warp * 32 + quad * 8;
   for (int32_t item = first_item; item < num_items; item += stride) {
     const TileRows<kGated> rows(p, item % tiles);
-    const Chunk chunk = shared.chunks[item / tiles].chunk();
+    const Chunk chunk = shared.chunks[item / tiles];
     const int used_tiles = (chunk.count + 7) / 8;
     const bool has_low = rows.has(group), has_high = rows.has(group + 8);
     const char* x[kTiles];
@@ -323,8 +199,7 @@ __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows
     for (int i = 0; i < kTiles; ++i) {
       has_row[i] = 8 * i + group < chunk.count;
       const int32_t r = chunk.begin + 8 * i + group;
-      const auto source = [&] { return kChooses && kGated ? shared.token[r] : p.index ? p.index[r] : r; };
-      x[i] = p.x + (has_row[i] ? source() : 0) * row_bytes;
+      x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * row_bytes;
     }
     uint4 next[2][kTiles];
     const auto fetch_rows = [&](int32_t k0) {
@@ -423,15 +298,15 @@ __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows
 // The chunks of R rows of e experts are at most so many.
 int64_t max_chunks(int64_t e, int64_t R, int64_t rows_of_chunk) { return std::min(e, R) + R / rows_of_chunk; }
 
-template <int kRows, int kWarps, bool kGated, class Y, class ChoiceOf = NoChoice>
-void launch(Stream& s, const Params& p, const ChoiceOf& choice = {}) {
+template <int kRows, int kWarps, bool kGated, class Y>
+void launch(Stream& s, const Params& p) {
   constexpr int kShared = num_stages(kRows, kWarps) * Block<kWarps>::kStageBytes, kThreads = Block<kWarps>::kThreads;
   const int64_t tiles = div_ceil(p.N, kMatrixRows), items = max_chunks(p.num_experts, p.num_rows, kRows) * tiles;
   const int64_t blocks = std::min<int64_t>(items, blocks_together(kRows, kWarps) * gpu_limits(s).num_multiprocessors);
-  const auto kernel = few_rows_kernel<kRows, kWarps, kGated, Y, ChoiceOf>;
+  const auto kernel = few_rows_kernel<kRows, kWarps, kGated, Y>;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   launch_kernel(s, true, {.blocks = static_cast<unsigned>(blocks), .threads = kThreads, .shared_bytes = kShared},
-                kernel, p, choice);
+                kernel, p);
 }
 
 // The rule of ops/experts/sm80/few_rows.cu for dense products.
@@ -458,35 +333,6 @@ bool takes_shape(const Rows& rows, const Tensor& w, int64_t num_rows, bool is_ga
 // A bulk copy, a load and a store are of whole chunks at multiples of 16 bytes, unlike those of the portable kernels.
 bool are_in_chunks(std::initializer_list<Tensor> all) { return std::ranges::all_of(all, sm80::is_in_chunks); }
 
-Choice choice_of(const RouteFwd& a) {
-  const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
-  return {.how = {.topk_TK = a.route.topk_TK.ptr<int32_t>(),
-                  .weight_TK = a.route.weight_TK.ptr<float>(),
-                  .start_BE = nullptr,
-                  .logits_TE = a.logits_TE.ptr<float>(),
-                  .bias_E = a.bias_E.empty() ? nullptr : a.bias_E.ptr<float>(),
-                  .cost_TE = nullptr,
-                  .column_scale_E = nullptr,
-                  .rule = a.rule,
-                  .score = weight_score(a.rule, K),
-                  .num_tokens = static_cast<int>(T),
-                  .num_experts = static_cast<int>(E),
-                  .top_k = static_cast<int>(K)},
-          .counts_E = a.route.counts_E.ptr<int32_t>(),
-          .offsets_E1 = a.route.offsets_E1.ptr<int32_t>(),
-          .row_token_R = a.route.row_token_R.ptr<int32_t>(),
-          .row_pair_R = a.route.row_pair_R.ptr<int32_t>(),
-          .pair_row_TK = a.route.pair_row_TK.ptr<int32_t>()};
-}
-
-// The rows of the op must be those of the route, of as many experts.
-bool takes_choice(const RouteFwd& a, const Rows& rows, int64_t num_experts, int64_t num_rows) {
-  const int64_t T = a.logits_TE.dim(0), E = a.logits_TE.dim(1), K = a.route.topk_TK.dim(1);
-  return 0 < T && T <= kChosenTokens && T * K <= kChosenPairs && E <= kChosenExperts && E == num_experts &&
-         num_rows == T * K && rows.offsets_e1.data == a.route.offsets_E1.data && a.load_E.empty() &&
-         a.rule.choice == RouteChoice::scores && a.rule.num_groups == 1 && a.rule.capacity == 0;
-}
-
 }  // namespace
 
 bool takes_few_rows(const ExpertUp& a) {
@@ -498,16 +344,7 @@ bool takes_few_rows(const ExpertDown& a) {
          takes_shape(a.rows, a.w2_eDF.data, a.y_RD.dim(0), false);
 }
 
-bool takes_choice(const RouteFwd& route, const ExpertUp& a) {
-  return takes_few_rows(a) && takes_choice(route, a.rows, a.w1_e2FD.data.dim(0), a.a_RF.dim(0)) &&
-         a.rows.token_R.data == route.route.row_token_R.data && a.x_TD.data.dim(0) == route.logits_TE.dim(0);
-}
-bool takes_choice(const RouteFwd& route, const ExpertDown& a) {
-  return takes_few_rows(a) && takes_choice(route, a.rows, a.w2_eDF.data.dim(0), a.y_RD.dim(0)) &&
-         a.y_RD.dtype == DType::bf16;
-}
-
-void expert_up_few_rows(Stream& s, const ExpertUp& a, const RouteFwd* route) {
+void expert_up_few_rows(Stream& s, const ExpertUp& a) {
   const Tensor& w = a.w1_e2FD.data;
   const Params p{.w = static_cast<const char*>(w.data),
                  .x = static_cast<const char*>(a.x_TD.data.data),
@@ -523,11 +360,10 @@ void expert_up_few_rows(Stream& s, const ExpertUp& a, const RouteFwd* route) {
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2)),
                  .rows_are_known = a.rows.offsets_e1.empty()};
-  if (route) return launch<8, 8, true, uint16_t>(s, p, choice_of(*route));
   launch_few_rows<true, uint16_t>(s, p);
 }
 
-void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up, const RouteFwd* route) {
+void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up) {
   const Tensor& w = a.w2_eDF.data;
   const Params p{.w = static_cast<const char*>(w.data),
                  .x = static_cast<const char*>(a.a_RF.data.data),
@@ -543,7 +379,6 @@ void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up, const R
                  .N = narrow<int32_t>(w.dim(1)),
                  .K = narrow<int32_t>(w.dim(2)),
                  .rows_are_known = after_up || a.rows.offsets_e1.empty()};
-  if (route) return launch<8, 8, false, uint16_t>(s, p, choice_of(*route));
   if (a.y_RD.dtype == DType::f32) return launch_few_rows<false, float>(s, p);
   launch_few_rows<false, uint16_t>(s, p);
 }

@@ -5,18 +5,13 @@
 
 #include "device/device.h"
 #include "ops/experts/experts.h"
-#include "ops/routing/routing.h"
 
 namespace moebius::cuda::sm90 {
 
 bool takes_few_rows(const ExpertUp& a);
 bool takes_few_rows(const ExpertDown& a);
-// Returns whether the kernel can make this choice, too: of at most 4 tokens, 32 pairs and 128 experts.
-bool takes_choice(const RouteFwd& route, const ExpertUp& a);
-bool takes_choice(const RouteFwd& route, const ExpertDown& a);
-// route: null, or the choice that the kernel makes. That of expert_up writes the route.
-void expert_up_few_rows(Stream& s, const ExpertUp& a, const RouteFwd* route = nullptr);
+void expert_up_few_rows(Stream& s, const ExpertUp& a);
 // after_up: as expert_down_after_up() (ops/experts/few_rows.h) requires.
-void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up, const RouteFwd* route = nullptr);
+void expert_down_few_rows(Stream& s, const ExpertDown& a, bool after_up);
 
 }  // namespace moebius::cuda::sm90
