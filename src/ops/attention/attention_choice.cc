@@ -42,25 +42,27 @@ AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_U
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
 // Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance.md has more shapes.
-//   32/4 heads of 128, 32 x 512 302 and 360; 4 x 1024 379 and 387; 1 x 2048 471 and 400; 2 x 2048 500 and 470; 8 x 2048
-//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 1024 516 and 515; 1 x 32768, window of 4096
-//   680 and 626
-//   16/16 heads of 128, 4 x 1024 301 and 323; 8 x 2048 513 and 524; 1 x 4096 471 and 452; 8 x 4096 629 and 606
+//   32/4 heads of 128, 32 x 512 302 and 360; 8 x 1024 401 and 432; 1 x 2048 471 and 400; 4 x 2048 527 and 505; 8 x 2048
+//   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 512 387 and 415; of 1024 516 and 515; 1 x 32768,
+//   window of 4096 680 and 626
+//   16/16 heads of 128, 8 x 1024 357 and 383; 2 x 2048 390 and 393; 8 x 2048 513 and 524; 1 x 4096 471 and 452; 8 x 4096
+//   629 and 606
 //   64/8 heads of 64, 32 x 512 217 and 265; 32 x 1024 294 and 350; 1 x 2048 344 and 323; 4 x 2048 393 and 389; 16 x 2048
-//   415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131
+//   415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131; of 1024 348 and 348; of 2048 423 and 391
 //   latent, 128 heads, 8 x 512 325 and 328; 1 x 1024 393 and 371; 4 x 1024 475 and 450; 1 x 2048 566 and 517; 4 x 2048 605
-//   and 559; 8 x 4096 684 and 615
+//   and 559; 8 x 4096 684 and 615; 4 x 4096, window of 1024 551 and 484
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
   // Nothing with fewer tiles was measured. Sequences of 2048 tokens are faster with ours if they have few tiles.
-  constexpr int64_t kLong = 4096, kFewTiles = 512, kTilesOfShort = 1024, kShortWindow = 1024;
+  constexpr int64_t kLong = 4096, kFewTiles = 512, kTilesOfShort = 2048, kWindow = 1024;
   const bool is_portable = z.width == z.v_width && z.width != 64 && z.width != 128;
   if (is_portable) return z.window == 0;  // with windows they were not measured
   const int64_t tiles = query_tiles(z);
   if (tiles < kFewTiles) return true;
-  if (z.window > 0) return z.width != 128 || z.window <= kShortWindow || z.kv_rows < kLong;
-  if (z.width == 192) return z.kv_rows < 1024;
+  const bool is_latent = z.width != z.v_width;
+  if (z.window > 0) return z.kv_rows < kLong || z.window < kWindow || (z.window == kWindow && !is_latent);
+  if (is_latent) return z.kv_rows < 1024;
   const bool is_short = z.kv_rows >= 2048 && tiles <= kTilesOfShort && z.heads > z.kv_heads;
   return z.kv_rows < kLong && !is_short;
 }
@@ -68,7 +70,8 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 // The same, our kernels and cuDNN's deterministic pass:
 //   32/4 heads of 128, 8 x 512 215 and 193; 32 x 512 296 and 239; 4 x 1024 260 and 272; 1 x 2048 151 and 283; 2 x 2048 289
 //   and 341; 8 x 2048 461 and 348; 1 x 4096 305 and 394
-//   16/16 heads of 128, 32 x 512 220 and 238; 4 x 1024 276 and 235; 8 x 2048 435 and 353; 1 x 4096 466 and 337
+//   16/16 heads of 128, 8 x 512 177 and 173; 32 x 512 220 and 238; 4 x 1024 276 and 235; 8 x 2048 435 and 353; 1 x 4096
+//   466 and 337
 //   64/8 heads of 64, 8 x 512 252 and 150; 1 x 2048 264 and 226; 4 x 2048 457 and 257; 8 x 4096 538 and 264
 //   latent, 128 heads, 8 x 512 245 and 241; 1 x 1024 315 and 272; 4 x 2048 436 and 327
 //   32/4 heads of 96, 8 x 512 180 and 152; 4 x 1024 217 and 209; 1 x 2048 126 and 215; 2 x 2048 241 and 260; 16 x 1024 330
@@ -81,7 +84,7 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 // Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster with heads of 64 and of 256,
 // and with others where sequences are short, so that their longest block is.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
-  constexpr int64_t kTwoWaves = 256, kOneWave = 128;
+  constexpr int64_t kTwoWaves = 256, kOneWave = 128, kFourWaves = 512;
   if (z.width != z.v_width || z.window > 0) return false;
   const auto needs = [&](int64_t rows_of_one_wave) { return z.kv_rows <= rows_of_one_wave ? kOneWave : kTwoWaves; };
   const int64_t blocks = dkv_blocks(z);
@@ -89,7 +92,8 @@ bool cudnn_is_faster_bwd(const AttentionShape& z) {
   if (z.width == 96) return blocks < needs(1024);
   if (z.width != 128) return z.width > 64;
   // With one head a group, blocks of short sequences have few steps for each of their tiles.
-  return blocks < needs(512) || (z.heads == z.kv_heads && z.kv_rows <= 512);
+  const bool has_few_steps = z.heads == z.kv_heads && z.kv_rows <= 512;
+  return blocks < needs(512) || (has_few_steps && blocks > kFourWaves);
 }
 
 namespace {
