@@ -207,9 +207,9 @@ class TensorScalesOnGpuRanks : public ::testing::TestWithParam<TensorScaleLayout
   }
 };
 
-// In f32 every product is emulated, so the first loss is that of one GPU but for numbers near a tie. In bf16 a logit of
-// this model is about 1, of which bf16 keeps 2^-9. Elements of few bits that fall to the other side of a tie change later
-// losses of this model by up to 6 %, so only the first two are compared.
+// In f32 every product is emulated, so the first loss is that of one GPU but for numbers near a tie. In bf16 ranks round
+// partial sums, 4-bit elements fall to the other side of a tie, and losses of nvfp4 differ by up to 3 %: as much as those of
+// bf16 and f32 on one rank. Later losses of this model go apart, so only the first two are compared.
 TEST_P(TensorScalesOnGpuRanks, TrainTheModelOfOneGpuWithTheSameBitsCaptured) {
   const TensorScaleLayout& c = GetParam();
   const LayoutModel model{
@@ -226,7 +226,8 @@ TEST_P(TensorScalesOnGpuRanks, TrainTheModelOfOneGpuWithTheSameBitsCaptured) {
       if (world.rank() != 0) continue;
       const LayoutOutcome alone = train_on(*make_self_transport(), model, {}, 2, eager);
       for (int64_t i = 0; i < 2; ++i) {
-        const double bound = i == 1 ? 0x1p-4 : compute == DType::f32 ? 4e-4 : 0x1p-6;
+        const bool is_wide = i == 1 || (compute == DType::bf16 && c.recipe == PrecisionRecipe::nvfp4);
+        const double bound = is_wide ? 0x1p-4 : compute == DType::f32 ? 4e-4 : 0x1p-6;
         EXPECT_NEAR(got.steps[i].loss, alone.steps[i].loss, bound * alone.steps[i].loss)
             << name_of(compute) << ", " << name_of(kernels) << ", step " << i + 1;
       }
