@@ -275,6 +275,8 @@ TEST(Counters, CoverEveryOpAndGroupCall) {
       "fill_normal",          "rope_table",   "clear_stash",            // the start of a run
       "join_master",          "split_master", "find_nonfinite",         // checkpoints, and the search for a bad value
       "d_gated_quantised",    "dequantize",   "dequantize_transposed",  // GPUs
+      "mx_round",                                                       // GPUs, where products of mxfp8 are emulated
+      "nv_order",                                                       // ranks that share experts, in nvfp4
       "low_rank_block",                                                 // GPUs, whose products add an adapter's term
       "newton_schulz",                                                  // its steps are ops
   };
