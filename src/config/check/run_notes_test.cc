@@ -103,10 +103,10 @@ TEST(RunNotes, OfAWindowThatTheFamilyDoesNotRead) {
   EXPECT_EQ(notes({})[0].text,
             "model.sliding_window has no effect: no layer of this \"qwen3_moe\" has a window; set "
             "model.use_sliding_window = true, or remove model.sliding_window");
-  const RunSpec late = parse({"model.model_type=qwen2_moe", "model.sliding_window=9", "model.use_sliding_window=true",
-                              "model.max_window_layers=28"});
-  ASSERT_EQ(run_notes(late, 1).size(), 1U) << "the window begins at layer 28";
-  EXPECT_THAT(run_notes(late, 1)[0].text,
+  const RunSpec full = parse({"model.model_type=qwen2_moe", "model.sliding_window=9", "model.use_sliding_window=true",
+                              "model.layer_types=[\"full_attention\", \"full_attention\", \"full_attention\"]"});
+  ASSERT_EQ(run_notes(full, 1).size(), 1U);
+  EXPECT_THAT(run_notes(full, 1)[0].text,
               HasSubstr("has a window; set model.use_sliding_window = true (model.max_window_layers or "
                         "model.layer_types say in which layers), or remove model.sliding_window"));
   EXPECT_THAT(notes({"model.use_sliding_window=true"}), IsEmpty());
