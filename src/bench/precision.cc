@@ -218,7 +218,7 @@ std::unique_ptr<TimedLayer> make_timed(const RunSpec& run, const PrecisionSpec& 
   return std::make_unique<TimedProjection>(run, precision, device, spec);
 }
 
-// The mean over the micro-batches of a step. The layer computes a micro-batch in so many chunks, and is one of them.
+// The mean over the micro-batches of a step. `layer` computes one chunk; a micro-batch has `chunks`, and each counts.
 PassTimes time_step(TimedLayer& layer, BenchDevice& device, int64_t micro_batches, int64_t chunks) {
   PassTimes t = layer.time(device, /*first_of_step=*/true);
   if (micro_batches * chunks == 1) return t;

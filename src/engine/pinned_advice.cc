@@ -5,21 +5,22 @@
 namespace moebius {
 namespace {
 
-// Returns the keys that ask for more than activations: "optimizer.offload".
-std::string keys_of(const KeptOnHost& kept) {
+// Returns the keys that ask for more than activations: "optimizer.offload". weights: how the text names those.
+std::string keys_of(const KeptOnHost& kept, const std::string& weights) {
   if (!kept.weights) return "optimizer.offload";
-  return kept.states ? "weights in memory.offload and optimizer.offload" : "weights in memory.offload";
+  return kept.states ? weights + " and optimizer.offload" : weights;
 }
 
 // "optimizer.offload keeps 57.8 GiB".
 std::string who_keeps_on_host(const MemoryPlan& plan, const KeptOnHost& kept) {
   const int64_t activations = plan.offloaded_bytes(), all = plan.bytes(Life::host);
   if (activations == 0) {
-    return fmt::format("{} {} {}", keys_of(kept), kept.weights ? "keep" : "keeps", bytes_text(all));
+    const std::string keys = keys_of(kept, "weights in memory.offload");
+    return fmt::format("{} {} {}", keys, kept.weights ? "keep" : "keeps", bytes_text(all));
   }
   const std::string of_layers = fmt::format("memory.offload keeps {}", bytes_text(activations));
   if (activations == all) return of_layers;
-  return fmt::format("{}, and with {} all {} are", of_layers, keys_of(kept), bytes_text(all));
+  return fmt::format("{} of activations; with {}, {} are", of_layers, keys_of(kept, "its weights"), bytes_text(all));
 }
 
 std::string host_advice(const MemoryPlan& plan, const KeptOnHost& kept) {
@@ -31,8 +32,8 @@ std::string host_advice(const MemoryPlan& plan, const KeptOnHost& kept) {
   if (!advice.empty()) advice.insert(0, "set ");
   advice += "use more ranks on more machines, or keep it on the GPU (";
   if (!keeps_more) return advice + "memory.offload = [])";
-  if (kept.weights) advice += "no weights in memory.offload";
-  if (kept.weights && kept.states) advice += ", ";
+  if (kept.weights) advice += "remove \"weights\" from memory.offload";
+  if (kept.weights && kept.states) advice += ", and set ";
   if (kept.states) advice += "optimizer.offload = false";
   return advice + ")";
 }

@@ -64,9 +64,19 @@ TEST(PinnedAdvice, NamesTheKeyOfWeightsOnTheHost) {
   expect(
       false,
       "out of memory: weights in memory.offload keep 8.0 MiB in pinned memory of the host, and 7.0 MiB are available; "
-      "use more ranks on more machines, or keep it on the GPU (no weights in memory.offload)\n");
+      "use more ranks on more machines, or keep it on the GPU (remove \"weights\" from memory.offload)\n");
   expect(true, "weights in memory.offload and optimizer.offload keep 8.0 MiB in pinned");
-  expect(true, "(no weights in memory.offload, optimizer.offload = false)\n");
+  expect(true, "(remove \"weights\" from memory.offload, and set optimizer.offload = false)\n");
+}
+
+TEST(PinnedAdvice, NamesActivationsAndWhatElseIsOnTheHost) {
+  OffloadedPlan offloaded;
+  Tensor weights;
+  offloaded.plan.declare(weights, "weights", {(8 << 20) / 4}, DType::f32, Life::host);
+  expect_error(ErrorKind::usage,
+               "out of memory: memory.offload keeps 8.0 MiB of activations; with its weights and optimizer.offload, "
+               "16.0 MiB are in pinned memory of the host, and 7.0 MiB are available; ",
+               [&] { check_pinned_memory(offloaded.plan, 7 << 20, 0, {.states = true, .weights = true}); });
 }
 
 // Every run on a GPU pins a little for its batches, without any key.

@@ -16,7 +16,8 @@
 // on other GPUs and for products that their kernels do not take (GpuProducts). CPUs emulate nvfp4 alone. An operand is
 // then quantised, and returned as a plain tensor of the dtype of x that has the quantised values. In bf16 these are
 // exact, but for those of nvfp4, whose f32 scale of the tensor makes them numbers that are rounded. Copies of w stay
-// quantised; rows of nvfp4 are rounded in one pass (ops/quantize/nv_rows.h).
+// quantised. Rows of nvfp4, and of mxfp8 without log.precision, are rounded in one pass (ops/quantize/nv_rows.h and
+// mx_rows.h), which stores neither bytes nor scales.
 #pragma once
 
 #include <utility>

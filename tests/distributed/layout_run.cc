@@ -99,8 +99,7 @@ std::vector<int64_t> positions_of(const DataShare& share, int64_t seq) {
   return positions;
 }
 
-// Returns token i of a sequence of the global batch of a step, as a function of these only. Tokens
-// are drawn unevenly.
+// Returns token i of a sequence of the global batch of a step, as a function of these only. Tokens are drawn unevenly.
 int32_t uneven_token(int64_t step, int64_t sequence, int64_t i) {
   const Rng rng(11, RngSite::bench, static_cast<uint64_t>(step), static_cast<uint32_t>(sequence));
   return static_cast<int32_t>(rng.below(i, i % 3 == 0 ? kLayoutVocab : 5));

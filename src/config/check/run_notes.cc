@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "config/check/expert_rows_bound.h"
+#include "config/hf/keys.h"
 
 namespace moebius {
 namespace {
@@ -81,10 +82,14 @@ void add_window(std::vector<RunNote>& notes, const RunSpec& run) {
   const auto from = run.provenance.find("model.sliding_window");
   if (from == run.provenance.end() || from->second == "default" || !run.model_hf.empty()) return;
   if (run.model.sliding_window > 0 || run.model.family == "moebius") return;
-  notes.push_back({fmt::format("model.sliding_window has no effect: no layer of this \"{}\" has a window; set "
-                               "model.use_sliding_window = true and layers that slide, or remove it",
-                               run.model.family),
-                   /*is_warning=*/true});
+  const std::string& family = run.model.family;
+  const bool by_layer = has_hf_key(family, "max_window_layers"), is_switched = has_hf_key(family, "use_sliding_window");
+  notes.push_back(
+      {fmt::format("model.sliding_window has no effect: no layer of this \"{}\" has a window; {}{}, or "
+                   "remove model.sliding_window",
+                   family, is_switched ? "set model.use_sliding_window = true" : "let model.layer_types name some",
+                   by_layer ? " (model.max_window_layers or model.layer_types say in which layers)" : ""),
+       /*is_warning=*/true});
 }
 
 }  // namespace

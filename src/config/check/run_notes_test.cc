@@ -102,7 +102,13 @@ TEST(RunNotes, OfAWindowThatTheFamilyDoesNotRead) {
   EXPECT_TRUE(notes({})[0].is_warning);
   EXPECT_EQ(notes({})[0].text,
             "model.sliding_window has no effect: no layer of this \"qwen3_moe\" has a window; set "
-            "model.use_sliding_window = true and layers that slide, or remove it");
+            "model.use_sliding_window = true, or remove model.sliding_window");
+  const RunSpec full = parse({"model.model_type=qwen2_moe", "model.sliding_window=9", "model.use_sliding_window=true",
+                              "model.layer_types=[\"full_attention\", \"full_attention\", \"full_attention\"]"});
+  ASSERT_EQ(run_notes(full, 1).size(), 1U);
+  EXPECT_THAT(run_notes(full, 1)[0].text,
+              HasSubstr("has a window; set model.use_sliding_window = true (model.max_window_layers or "
+                        "model.layer_types say in which layers), or remove model.sliding_window"));
   EXPECT_THAT(notes({"model.use_sliding_window=true"}), IsEmpty());
   EXPECT_THAT(run_notes(read_back(parse(window), true), 1), IsEmpty()) << "the resolved recipe has no window";
   EXPECT_THAT(run_notes(parse({"model.sliding_window=9"}), 1), IsEmpty()) << "\"moebius\" reads it";

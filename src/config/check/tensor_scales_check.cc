@@ -24,7 +24,8 @@ void check_tensor_scales(const RunSpec& s) {
                 p.ep, p.etp, name, p.tp, p.cp, origin(s, "parallel.expert_overlap"));
   MOEBIUS_CHECK(usage, recipe != PrecisionRecipe::nvfp4 || !p.dynamic_cp,
                 "parallel.dynamic_cp = true spreads tokens over ranks by their documents, so precision.recipe = "
-                "\"nvfp4\" cannot draw as one rank does; choose another recipe, or remove it{}",
+                "\"nvfp4\" cannot draw as one rank does; set parallel.dynamic_cp = false, or choose another "
+                "precision.recipe{}",
                 origin(s, "parallel.dynamic_cp"));
 }
 

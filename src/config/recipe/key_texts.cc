@@ -390,7 +390,9 @@ std::vector<KeyText> other_texts() {
        "The activations that backward recomputes instead of keeping them ([memory.md](../design/memory.md#recompute)), "
        "in all layers or, as in `layer:0-3,7`, in some. `auto` chooses the fastest of all sets with which a rank needs "
        "at most `memory.fit`. On a GPU it chooses `memory.offload` and `memory.offload_fraction` too, unless the recipe "
-       "names one of them ([memory.md](../design/memory.md#to-fit-a-memory)). Results are bitwise identical for all values."},
+       "names one of them ([memory.md](../design/memory.md#to-fit-a-memory)). By default it is empty, but `norm` with "
+       "`precision.activations = \"recipe\"`, unless `memory.offload` covers norms. Results are bitwise identical for all "
+       "values."},
       {"memory.fit",
        "The most memory that a rank may need on its device. A run that needs more ends before it begins. With "
        "`memory.recompute = \"auto\"` it decides what is recomputed and offloaded. If it is empty, there is no limit."},

@@ -81,8 +81,8 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 //   windows: 32/4 heads of 128, 8 x 4096, 1024 408 and 173; 64/8 heads of 64, 8 x 4096, 128 139 and 16
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
 //   heads of 32 149 and 135; 80 186 and 249; 160 137 and 198
-// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster with heads of 64 and of 256,
-// and with others where sequences are short, so that their longest block is.
+// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster for widths of 64 and 256,
+// and for other widths where sequences, and so the longest block, are short.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   constexpr int64_t kTwoWaves = 256, kOneWave = 128, kFourWaves = 512;
   if (z.width != z.v_width || z.window > 0) return false;

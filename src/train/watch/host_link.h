@@ -14,8 +14,7 @@ namespace moebius {
 inline constexpr double kPcie5LinkRate = 45e9;
 
 // Returns the bytes of host memory that an update of a run of one rank reads: masters and moments (optimizer.offload),
-// sums of gradients (optimizer.offload_grad), and weights that are trained (in memory.offload). It writes at most as
-// many.
+// sums of gradients (optimizer.offload_grad), and weights that are trained (in memory.offload). It does not write more.
 int64_t bytes_read_from_host(const Engine& engine);
 
 class HostLink {
