@@ -17,6 +17,7 @@
 #include "comm/control.h"
 #include "core/error.h"
 #include "core/fault.h"
+#include "core/start_thread.h"
 #include "io/files.h"
 
 namespace moebius {
@@ -170,7 +171,7 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
                                 .shard_bytes = shard_bytes_,
                                 .device = on_gpu && !async_save_ ? s : nullptr,
                                 .piece = static_cast<std::byte*>(piece_.data())};
-  share_ = std::async(policy, [what, folder = unfinished_, step, content = std::move(content), meta, writer] {
+  auto write = [what, folder = unfinished_, step, content = std::move(content), meta, writer] {
     return with_save_name(what, [&] {
       fault_point("checkpoint.after_mkdir");
       auto share = std::make_shared<const CheckpointManifest>(
@@ -178,10 +179,12 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
       if (writer.rank > 0) write_part(folder, *share, writer.rank);
       return share;
     });
-  });
+  };
+  share_ = start_thread([&] { return std::async(policy, std::move(write)); });
   if (ranks_.is_root())
-    publication_ =
-        std::async(policy, [this, what, share = share_, folder = unfinished_] { publish(what, share, folder); });
+    publication_ = start_thread([&] {
+      return std::async(policy, [this, what, share = share_, folder = unfinished_] { publish(what, share, folder); });
+    });
   if (!async_save_) wait();
 }
 

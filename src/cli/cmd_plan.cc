@@ -123,10 +123,10 @@ void check_options(const Options& o) {
   const SearchOptions& limits = o.limits;
   const bool has_limits = limits.memory_gb != 0 || limits.max_tp != 0 || !limits.recipes.empty();
   MOEBIUS_CHECK(usage, o.search || !has_limits,
-                "plan: --memory-gb, --most-tp and --recipes need --search; add it, or leave them out");
+                "plan: --memory-gb, --max-tp and --recipes need --search; add it, or leave them out");
   MOEBIUS_CHECK(usage, limits.memory_gb >= 0 && limits.memory_gb <= 1e6,
                 "--memory-gb: expected a number from 0 to 1000000; got {}", limits.memory_gb);
-  MOEBIUS_CHECK(usage, limits.max_tp >= 0, "--most-tp: expected 0 or more; got {}", limits.max_tp);
+  MOEBIUS_CHECK(usage, limits.max_tp >= 0, "--max-tp: expected 0 or more; got {}", limits.max_tp);
   MOEBIUS_CHECK(usage, !o.fit.empty() || (!o.leave_one_out && o.machines_out.empty()),
                 "plan: --leave-one-out and --write-machines need --fit ROWS.json; add it, or leave them out");
   for (size_t i = 0; i < limits.recipes.size(); ++i)
@@ -194,7 +194,7 @@ void add_plan(Cli& cli) {
                    "with --search: memory that a rank may use; 0: memory.fit, else 95 % of the machine's")
       ->capture_default_str();
   command
-      ->add_option("--most-tp", o->limits.max_tp,
+      ->add_option("--max-tp", o->limits.max_tp,
                    "with --search: the largest tp and etp; 0: the ranks of a domain, at most 8")
       ->capture_default_str();
   command

@@ -184,16 +184,7 @@ int run(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& e) {
     Log(stderr, false).line(fmt::format("error: {}; check the path, its disk and this user's access to it", e.what()));
     return static_cast<int>(ErrorKind::io);
-  } catch (const std::system_error& e) {  // thrown by fmt::print, and where no thread can be started
-    if (e.code() == std::errc::resource_unavailable_try_again) {
-      Log(stderr, false)
-          .line(
-              fmt::format("error: the system starts no more threads ({}); raise its limits of processes and of memory "
-                          "(ulimit -u, ulimit -v, those of the container), or set a smaller run.threads and "
-                          "checkpoint.async = false",
-                          e.what()));
-      return static_cast<int>(ErrorKind::usage);
-    }
+  } catch (const std::system_error& e) {  // thrown by fmt::print
     Log(stderr, false).line(std::string("error: ") + e.what());
     return static_cast<int>(ErrorKind::io);
   } catch (const std::exception& e) {

@@ -65,7 +65,7 @@ class Search {
     run_.model.source = {};
     run_.memory.automatic = false;
     for (const PrecisionRecipe recipe : limits_.recipes.empty() ? std::vector{run_.precision.recipe} : limits_.recipes)
-      sharding_[recipe] = moebius::sharding_choices(run_, recipe, limits_);
+      sharding_[recipe] = moebius::sharding_choices(run_, ranks_, recipe, limits_);
     bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank_.memory_gb) * 1e9;
     const auto fit = static_cast<double>(run.memory.fit_bytes);
     if (fit > 0) bytes_ = options.memory_gb > 0 ? std::min(bytes_, fit) : fit;

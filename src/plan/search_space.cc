@@ -63,7 +63,7 @@ class Space {
   Space(const RunSpec& run, int64_t ranks, const SearchLimits& limits) : run_(run), ranks_(ranks), limits_(limits) {
     if (limits_.recipes.empty()) limits_.recipes = {run.precision.recipe};
     for (const PrecisionRecipe recipe : limits_.recipes)
-      sharding_.push_back(sharding_choices(run_, recipe, limits_).front());
+      sharding_.push_back(sharding_choices(run_, ranks_, recipe, limits_).front());
   }
 
   std::vector<std::vector<Candidate>> all() {
@@ -359,12 +359,14 @@ std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimi
   return choices;
 }
 
-std::vector<ShardingChoice> sharding_choices(const RunSpec& of, PrecisionRecipe recipe, const SearchLimits& limits) {
+std::vector<ShardingChoice> sharding_choices(const RunSpec& of, int64_t ranks, PrecisionRecipe recipe,
+                                             const SearchLimits& limits) {
   if (!limits.chooses_sharding) return {{of.parallel.fsdp, of.parallel.shard_gradients}};
   RunSpec run = of;
   run.precision.recipe = recipe;
   std::vector<ShardingChoice> choices;
   for (const ShardingChoice choice : {ShardingChoice{}, {true, false}, {false, true}, {true, true}}) {
+    if (of.offload_weights && ranks > 1 && !choice.fsdp) continue;  // check_offload_weights()
     run.parallel.fsdp = choice.fsdp;
     run.parallel.shard_gradients = choice.shard_gradients;
     try {
@@ -374,6 +376,7 @@ std::vector<ShardingChoice> sharding_choices(const RunSpec& of, PrecisionRecipe 
       if (e.kind() != ErrorKind::usage) throw;
     }
   }
+  if (choices.empty()) choices.emplace_back();  // the checks of a layout say why it is refused
   return choices;
 }
 

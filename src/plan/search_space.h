@@ -94,11 +94,13 @@ std::vector<OffloadChoice> offload_choices(const RunSpec& run, const SearchLimit
 std::vector<OffloadSpec> activation_choices(const RunSpec& run, const SearchLimits& limits);
 
 // The sharding of layers: parallel.fsdp and parallel.shard_gradients. sharding_choices() returns the values to try, the
-// fastest first: none, and each that the checks of a run allow with this recipe (config/check/sharding_check.h).
+// fastest first: none, and each that the checks of a run allow with this recipe (config/check/sharding_check.h). Where
+// several ranks would keep weights on the host, all choices have fsdp. There is at least one choice.
 struct ShardingChoice {
   bool fsdp = false, shard_gradients = false;
 };
-std::vector<ShardingChoice> sharding_choices(const RunSpec& run, PrecisionRecipe recipe, const SearchLimits& limits);
+std::vector<ShardingChoice> sharding_choices(const RunSpec& run, int64_t ranks, PrecisionRecipe recipe,
+                                             const SearchLimits& limits);
 
 // Returns the run in that layout. On a GPU, all-to-all reads counts back, so run.graph becomes false. Keys that have no
 // effect in this layout get their defaults. With optimizer states on the host, checkpoint.async becomes false.

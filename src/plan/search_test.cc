@@ -204,7 +204,7 @@ TEST(Search, ShardsLayersWhereNothingElseFits) {
   // The rules of a run leave choices out.
   const auto choices = [](const char* set) {
     const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {set});
-    return sharding_choices(run, run.precision.recipe, {}).size();
+    return sharding_choices(run, 8, run.precision.recipe, {}).size();
   };
   EXPECT_EQ(choices("run.graph=true"), 4U);
   EXPECT_EQ(choices("precision.recipe=\"fp8_block\""), 4U);

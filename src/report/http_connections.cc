@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/start_thread.h"
 #include "io/files.h"
 
 namespace moebius {
@@ -86,7 +87,7 @@ class HttpConnections::Impl {
   Impl(int port, Answer answer, const Limits& limits)
       : answer_(std::move(answer)), limits_(limits), listener_(listen_on(port)), port_(port_of(listener_)) {
     MOEBIUS_CHECK(io, wake_.get() >= 0, "watch: the system has no descriptor left; close programs or raise ulimit -n");
-    thread_ = std::thread([this] { serve(); });
+    thread_ = start_thread([this] { return std::thread([this] { serve(); }); });
   }
   ~Impl() {
     const uint64_t one = 1;

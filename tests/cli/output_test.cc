@@ -1,5 +1,7 @@
 // Commands that the system disturbs: a full disk, a limit on file sizes, a signal.
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include "tests/cli/program.h"
 
@@ -34,6 +36,22 @@ TEST(CliOutput, AFileAboveTheLimitIsAnError) {
   const Ran ran = run_shell(dir, "ulimit -f 8; $M data build --input text --tokenizer bytes --out set");
   EXPECT_EQ(ran.code, 4) << ran.err;
   EXPECT_THAT(ran.err, testing::HasSubstr("error: "));
+}
+
+// The reader of a pipe that does not wait is slow: this is no lack of threads.
+TEST(CliOutput, AFullPipeIsAnErrorOfTheOutput) {
+  TestDir dir;
+  int ends[2] = {};
+  ASSERT_EQ(pipe2(ends, O_NONBLOCK), 0);
+  ASSERT_LT(ends[1], 10);  // the shell knows descriptors of one digit
+  const std::string page(4096, 'x');
+  while (write(ends[1], page.data(), page.size()) > 0) continue;
+  const Ran ran = run_shell(dir, fmt::format("$M config --json $R >&{}", ends[1]));
+  close(ends[0]);
+  close(ends[1]);
+  EXPECT_EQ(ran.code, 4) << ran.err;
+  EXPECT_THAT(ran.err, testing::HasSubstr("Resource temporarily unavailable"));
+  EXPECT_THAT(ran.err, testing::Not(testing::HasSubstr("threads")));
 }
 
 // One signal ends a command that has nothing to save.

@@ -67,7 +67,7 @@ TEST(CliPlan, ErrorsNameTheOption) {
   refused({"--memory-gb", "3"}, "need --search");
   refused({"--search", "--memory-gb", "-5"}, "--memory-gb: expected a number from 0 to 1000000; got -5");
   refused({"--search", "--memory-gb", "nan"}, "--memory-gb: expected a number");
-  refused({"--search", "--most-tp", "-2"}, "--most-tp: expected 0 or more; got -2");
+  refused({"--search", "--max-tp", "-2"}, "--max-tp: expected 0 or more; got -2");
   refused({"--search", "--memory-gb", "200"}, "(rank.memory_gb); got 200; give less");
   refused({"--search", "--recipes", "none,fp8_block,none"}, "--recipes: none is given twice");
   refused({"--trace", "same", "--html", "same"}, "--trace and --html would both write same; give two files");

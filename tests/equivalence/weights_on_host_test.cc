@@ -82,9 +82,10 @@ TEST(WeightsOnHost, ChangeNoBitOfAnyFormat) {
   expect_same(spec_of({.offload = true}, DeviceKind::cpu, DType::f32));
 }
 
+// The last run trains adapters beside a frozen base on the host.
 TEST(WeightsOnHost, ChangeNoBitOfOtherRuns) {
-  EngineSpec recomputed = spec_of({}), serial = spec_of({.offload = true}), quantised = spec_of({}),
-             held_in_8_bits = quantised_on(DeviceKind::cpu, PrecisionRecipe::fp8_block);
+  EngineSpec recomputed = spec_of({}), adapted = spec_of({}), serial = spec_of({.offload = true}),
+             quantised = spec_of({}), held_in_8_bits = quantised_on(DeviceKind::cpu, PrecisionRecipe::fp8_block);
   recomputed.recompute.layer = true;
   recomputed.offload.layer_input = true;
   serial.overlap = false;
@@ -92,7 +93,8 @@ TEST(WeightsOnHost, ChangeNoBitOfOtherRuns) {
   quantised.precision.weight_copies = false;
   held_in_8_bits.precision.weights = PrecisionChoice::recipe;
   held_in_8_bits.precision.weight_copies = false;
-  for (const EngineSpec& spec : {recomputed, serial, quantised, held_in_8_bits}) expect_same(spec);
+  adapted.lora = {.rank = 4, .alpha = 8, .dropout = 0.1, .targets = {"*"}};
+  for (const EngineSpec& spec : {recomputed, serial, quantised, held_in_8_bits, adapted}) expect_same(spec);
 }
 
 // The device has the weights of two layers, and the host those of all.
@@ -135,7 +137,7 @@ TEST(WeightsOnHost, StayAsTheyAreIfGradientsAreNotFinite) {
   }
 }
 
-// Adapters train beside a frozen base on the host. A run resumes without the key, and with it.
+// A run resumes without the key, and with it.
 TEST(WeightsOnHost, ResumeFromTheDeviceAndBack) {
   const TestDir dir;
   const std::unique_ptr<Transport> self = make_self_transport();

@@ -10,6 +10,7 @@
 
 #include "comm/liveness/stall_aware_deadline.h"
 #include "core/error.h"
+#include "core/start_thread.h"
 #include "device/out_of_memory.h"
 
 namespace moebius {
@@ -36,7 +37,7 @@ Failure failure_of(const std::function<void()>& body) {
 void call_bounded(Transport& world, BoundedCall call) {
   std::packaged_task<Failure()> task([body = std::move(call.body)] { return failure_of(body); });
   std::future<Failure> ended = task.get_future();  // unlike that of std::async, its destructor does not wait
-  std::thread(std::move(task)).detach();
+  start_thread([&] { return std::thread(std::move(task)); }).detach();
   const WorldOptions& options = world.options();
   const double timeout_s = world.timeout_s();
   StallAwareDeadline deadline(timeout_s);

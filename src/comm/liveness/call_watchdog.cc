@@ -3,11 +3,13 @@
 #include <chrono>
 
 #include "comm/liveness/stall_aware_deadline.h"
+#include "core/start_thread.h"
 
 namespace moebius {
 
 CallWatchdog::CallWatchdog(double seconds, std::function<void()> on_late)
-    : on_late_(std::move(on_late)), watcher_([this, seconds] { watch(seconds); }) {}
+    : on_late_(std::move(on_late)),
+      watcher_(start_thread([&] { return std::thread([this, seconds] { watch(seconds); }); })) {}
 
 CallWatchdog::~CallWatchdog() {
   {

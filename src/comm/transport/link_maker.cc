@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/start_thread.h"
 
 namespace moebius {
 namespace {
@@ -40,7 +41,8 @@ LinkMaker::LinkMaker(Options o)
       num_awaited_(size_ - 1 - rank_) {
   MOEBIUS_CHECK(distributed, waker_.is_open(), "tcp: eventfd: {}", std::strerror(errno));
   if (o.listener.is_open()) acceptor_.emplace(std::move(o.listener), job_, rank_, warn_, /*expected=*/num_awaited_);
-  if (rank_ > 0) thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  if (rank_ > 0)
+    thread_ = start_thread([this] { return std::jthread([this](const std::stop_token& stop) { run(stop); }); });
 }
 
 void LinkMaker::call(int rank) {

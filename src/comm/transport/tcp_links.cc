@@ -16,6 +16,7 @@
 
 #include "comm/transport/link_measurement.h"
 #include "core/error.h"
+#include "core/start_thread.h"
 
 namespace moebius {
 namespace {
@@ -45,7 +46,7 @@ TcpLinks::TcpLinks(int rank, std::vector<Socket> sockets, std::function<void(int
     if (links_[r].is_made) open_.push_back(r);
     links_[r].socket = std::move(sockets[r]);
   }
-  mover_ = std::thread([this] { run_mover(); });
+  mover_ = start_thread([this] { return std::thread([this] { run_mover(); }); });
 }
 
 TcpLinks::~TcpLinks() {

@@ -22,7 +22,7 @@ bool has_windows(const ModelSpec& m) {
 }
 
 // Returns the cp nearest to this one, the smaller of two, into which the ranks can be grouped and for which the sequence
-// can be cut, and heads shared where some layers do.
+// can be cut, heads shared where some layers do, and two levels made where some layers have them.
 int64_t nearest_cp(const RunSpec& s, int64_t ranks) {
   const ParallelSpec& p = s.parallel;
   const bool shares_heads = p.cp_comm == CpComm::alltoall || p.cp_comm_window == CpComm::alltoall;
@@ -33,9 +33,25 @@ int64_t nearest_cp(const RunSpec& s, int64_t ranks) {
     if (groups % cp != 0 || s.train.seq_len % (2 * cp) != 0) continue;
     if (shares_heads && heads % cp != 0) continue;
     if (p.dynamic_cp && !std::has_single_bit(static_cast<uint64_t>(cp))) continue;
+    if (p.is_hierarchical() && p.cp_inner > 1 && (cp % p.cp_inner != 0 || cp == p.cp_inner)) continue;
     if (std::abs(cp - p.cp) < std::abs(nearest - p.cp)) nearest = cp;
   }
   return nearest;
+}
+
+// Returns "parallel.cp = 2": the nearest one, and for 1 the keys of cp that must be removed with it.
+std::string nearest_choice(const RunSpec& s, int64_t ranks) {
+  const ParallelSpec& p = s.parallel;
+  const int64_t nearest = nearest_cp(s, ranks);
+  std::vector<const char*> idle;
+  if (nearest == 1) {
+    const ParallelSpec defaults;
+    if (p.cp_comm != defaults.cp_comm) idle.push_back("parallel.cp_comm");
+    if (p.cp_comm_window != defaults.cp_comm_window) idle.push_back("parallel.cp_comm_window");
+    if (p.cp_inner != defaults.cp_inner) idle.push_back("parallel.cp_inner");
+    if (p.dynamic_cp) idle.push_back("parallel.dynamic_cp");
+  }
+  return fmt::format("parallel.cp = {}{}{}", nearest, idle.empty() ? "" : " and remove ", fmt::join(idle, " and "));
 }
 
 void check_heads(const RunSpec& s, int64_t ranks, const char* key, CpComm comm) {
@@ -43,8 +59,8 @@ void check_heads(const RunSpec& s, int64_t ranks, const char* key, CpComm comm) 
   const ParallelSpec& p = s.parallel;
   MOEBIUS_CHECK(usage, comm != CpComm::alltoall || m.num_kv_heads % (p.tp * p.cp) == 0,
                 "{} = \"alltoall\" shares heads: tp * cp = {} * {} must divide model.num_key_value_heads = {}; choose "
-                "\"allgather\" or \"ring\", or parallel.cp = {}{}",
-                key, p.tp, p.cp, m.num_kv_heads, nearest_cp(s, ranks), origin(s, key));
+                "\"allgather\" or \"ring\", or {}{}",
+                key, p.tp, p.cp, m.num_kv_heads, nearest_choice(s, ranks), origin(s, key));
 }
 
 // Returns the values of cp_inner that make two levels, in words.
@@ -103,12 +119,11 @@ std::string lengths_or_cp(const RunSpec& s, int64_t ranks) {
   const int64_t of = 2 * s.parallel.cp, positions = s.model.max_position_embeddings, seq_len = s.train.seq_len;
   if (of > positions)
     return seq_len > positions ? "choose a smaller parallel.cp and a length within the positions of the model"
-                               : fmt::format("choose parallel.cp = {}", nearest_cp(s, ranks));
+                               : "choose " + nearest_choice(s, ranks);
   if (seq_len > positions)
     return fmt::format("the nearest within model.max_position_embeddings = {} {}", positions,
                        nearest_multiples(positions, of, positions));
-  return fmt::format("the nearest {}, or parallel.cp = {}", nearest_multiples(seq_len, of, positions),
-                     nearest_cp(s, ranks));
+  return fmt::format("the nearest {}, or {}", nearest_multiples(seq_len, of, positions), nearest_choice(s, ranks));
 }
 
 void check_dynamic(const RunSpec& s) {

@@ -48,6 +48,10 @@ TEST(CheckContextParallel, TheNearestCpIsOneOfTheseRanks) {
               HasSubstr("2 * parallel.cp = 6; got 16; the nearest are 12 and 18, or parallel.cp = 2 [--set]"));
   EXPECT_THAT(check_error({"parallel.cp=3", "train.seq_len=16"}, 3),
               HasSubstr("got 16; the nearest are 12 and 18, or parallel.cp = 1 [--set]"));
+  EXPECT_THAT(check_error({"parallel.cp=3", "train.seq_len=16", "parallel.cp_comm=ring"}, 3),
+              HasSubstr("are 12 and 18, or parallel.cp = 1 and remove parallel.cp_comm [--set]"));
+  EXPECT_THAT(check_error({"parallel.cp=3", "train.seq_len=16", "parallel.cp_comm=alltoall"}, 3),
+              HasSubstr("or \"ring\", or parallel.cp = 1 and remove parallel.cp_comm [--set]"));
   EXPECT_THAT(check_error({"parallel.cp=6", "train.seq_len=16"}, 24), HasSubstr("or parallel.cp = 4 [--set]"));
   EXPECT_THAT(check_error({"parallel.cp=6", "train.seq_len=16", "parallel.cp_comm=alltoall"}, 24),
               HasSubstr("\"allgather\" or \"ring\", or parallel.cp = 2 [--set]"));

@@ -168,6 +168,25 @@ class DispatchTest : public testing::DeviceTest<Case> {
                    .rank = q,
                    .etp = c().etp});
   }
+  // Pushes the rows of all ranks, and compares all rows that arrived.
+  void expect_rows_in_order() {
+    announce();
+    const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
+    for (int64_t q = 0; q < c().W(); ++q) sent_now(q);
+    for (int64_t q = 0; q < c().W(); ++q) push(q, Rank::tokens, ranks_[q]->x.tensor());
+    for (int64_t q = 0; q < c().W(); ++q) {
+      const Tensor tokens = ranks_[q]->at(Rank::tokens);
+      const auto num = std::ssize(arrivals_[q]);
+      ASSERT_EQ(ranks_[q]->arrive.values().back(), static_cast<double>(num));
+      for (int64_t i = 0; i < c().N(); ++i) {
+        if (i < num)
+          ASSERT_EQ(row_of(tokens, i), row_of(ranks_[arrivals_[q][i].from]->x.tensor(), arrivals_[q][i].token));
+        else
+          ASSERT_TRUE(is_poison(tokens, i)) << "a row that no token has was written";
+      }
+      EXPECT_EQ(sent_now(q), left_[q] * row_bytes);
+    }
+  }
   // The k of the pairs of a token of another rank that are at rank q.
   std::vector<int64_t> pairs_at(const Arrival& row, int64_t q) {
     std::vector<int64_t> pairs;
@@ -354,24 +373,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
   std::map<int64_t, double> left_, returned_, sent_before_;  // rows for other ranks
 };
 
-TEST_P(DispatchTest, RowsArriveOnceInTheOrderOfTheReference) {
-  announce();
-  const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
-  for (int64_t q = 0; q < c().W(); ++q) sent_now(q);
-  for (int64_t q = 0; q < c().W(); ++q) push(q, Rank::tokens, ranks_[q]->x.tensor());
-  for (int64_t q = 0; q < c().W(); ++q) {
-    const Tensor tokens = ranks_[q]->at(Rank::tokens);
-    const auto num = std::ssize(arrivals_[q]);
-    ASSERT_EQ(ranks_[q]->arrive.values().back(), static_cast<double>(num));
-    for (int64_t i = 0; i < c().N(); ++i) {
-      if (i < num)
-        ASSERT_EQ(row_of(tokens, i), row_of(ranks_[arrivals_[q][i].from]->x.tensor(), arrivals_[q][i].token));
-      else
-        ASSERT_TRUE(is_poison(tokens, i)) << "a row that no token has was written";
-    }
-    EXPECT_EQ(sent_now(q), left_[q] * row_bytes);
-  }
-}
+TEST_P(DispatchTest, RowsArriveOnceInTheOrderOfTheReference) { expect_rows_in_order(); }
 
 // The places of what returns: each token's rows, one from each of its ranks, in their order.
 TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
@@ -423,6 +425,17 @@ TEST_P(DispatchTest, SumsAndPairsReturn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, DispatchTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+// The kernel of the bulk copy engine runs with 14 to 20 blocks. With 14, a warp that sends has over 130 of these
+// rows, in batches of 4 whose 6 copies take 8 lanes each. A warp that keeps its rank's own rows has more than 32.
+class PushOfManyRowsTest : public DispatchTest {};
+
+TEST_P(PushOfManyRowsTest, RowsArrive) { expect_rows_in_order(); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, PushOfManyRowsTest,
+    ::testing::ValuesIn(testing::on_each_device(std::vector<Case>{
+        {.P = 3, .etp = 2, .T = 7500, .e = 2, .K = 3, .D = 520, .dtype = DType::bf16, .blocks = 14}})));
 
 TEST(Dispatch, MessagesOfTheChecks) {
   ThreadPool pool(1);

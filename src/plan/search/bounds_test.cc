@@ -104,7 +104,7 @@ TEST(SearchBounds, PruneLayoutsSlowWithEveryMemoryChoice) {
     return fit_memory_of(
         {.run = run,
          .limits = limits,
-         .sharding = {{PrecisionRecipe::none, sharding_choices(run, PrecisionRecipe::none, limits)}},
+         .sharding = {{PrecisionRecipe::none, sharding_choices(run, 2, PrecisionRecipe::none, limits)}},
          .activations = activation_choices(run, limits),
          .timed = [&](const Candidate& with,
                       PredictOptions options) { return predict(parts, run_of(run, with), 2, m, {}, options); },

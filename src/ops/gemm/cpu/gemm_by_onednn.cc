@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "core/start_thread.h"
 #include "ops/gemm/cpu/dnnl_gemm.h"
 #include "ops/gemm/gemm.h"
 
@@ -26,10 +27,11 @@ void gemm_by_onednn(Stream& s, const Gemm& a) {
                             .accumulate = a.accumulate};
   // It runs on a separate thread: oneDNN's team size and its cached primitives belong to a thread, and those of this
   // thread are for one core.
-  std::thread([&] {
+  const auto multiply = [&] {
     omp_set_num_threads(s.pool().size());
     cpu::dnnl_gemm(whole);
-  }).join();
+  };
+  start_thread([&] { return std::thread(multiply); }).join();
 }
 
 }  // namespace moebius
