@@ -392,6 +392,24 @@ TEST(QuantisedGradients, KeptProductsOnLayouts) {
                                        {"etp2", 2, {.etp = 2, .dispatcher = kAllGather}}});
 }
 
+// Latents are expanded by the rank that has their tokens, so layouts have the draws of one rank with every exchange.
+TEST(QuantisedGradients, LatentAttentionDrawsAsOneRank) {
+  const LayoutModel latent{.latent_qkv = true,
+                           .seq = 64,
+                           .sequences = 2,
+                           .quantised = true,
+                           .recipe = PrecisionRecipe::nvfp4,
+                           .weight_gradients = WeightGradientPrecision::recipe};
+  const StepReport want = on_one_rank(latent).trained.steps[0];
+  for (const CpComm comm : {CpComm::allgather, CpComm::ring, CpComm::alltoall}) {
+    run_threads(2, test_world(), [&](Transport& world) {
+      const StepReport got = train_on(world, latent, {.cp = 2, .cp_comm = comm}, 1).steps[0];
+      EXPECT_NEAR(got.loss / want.loss, 1, 1e-4);
+      EXPECT_NEAR(got.grad_norm / want.grad_norm, 1, 3e-4) << "method " << static_cast<int>(comm);
+    });
+  }
+}
+
 TEST(QuantisedGradients, WeightGradientsInComputeExceedTheBounds) {
   const LayoutModel quantised = kGradients[0].model();
   LayoutModel plain = quantised;

@@ -19,8 +19,12 @@ bool shares_heads(CpComm comm) { return comm == CpComm::alltoall || comm == CpCo
 LatentKv::LatentKv(const LayerContext& c, const ParamSpec& w_kvb, const Widths& widths)
     : w_(c, w_kvb), widths_(widths), max_chunk_(c.expert_chunk > 0 ? c.expert_chunk : 32768) {
   const bool plain = c.precision.recipe == PrecisionRecipe::none && w_.param().w.dtype == c.dtype;
-  const bool is_late = c.mesh.shape().cp > 1 ? plain || !shares_heads(c.shape.cp_comm) : is_long_sequence(c);
-  is_expanded_late_ = is_late && !w_.linear().has_adapter();
+  const MeshShape& mesh = c.mesh.shape();
+  const bool is_late = mesh.cp > 1 ? plain || !shares_heads(c.shape.cp_comm) : is_long_sequence(c);
+  // Rows are rounded by their tokens, and those of other ranks are not known here.
+  const bool needs_own_rows =
+      c.precision.recipe == PrecisionRecipe::nvfp4 && w_.linear().is_quantised() && mesh.tp * mesh.cp > 1;
+  is_expanded_late_ = is_late && !needs_own_rows && !w_.linear().has_adapter();
 }
 
 int64_t LatentKv::chunk_of(int64_t rows) const {

@@ -21,7 +21,7 @@ class LatentKv final : public KvExpansion {
 
   // Returns whether attention expands latents where it reads keys and values: where cp ranks exchange them, and on a
   // long sequence (model/layers/row_chunks.h). Ranks exchange keys and values instead if W_kvb has an adapter, or is
-  // quantised and each rank would need the rows of its own heads.
+  // quantised and each rank would need the rows of its own heads, or draws by tokens (nvfp4 on ranks of tp or cp).
   bool is_expanded_late() const { return is_expanded_late_; }
   void put_together(Step& step, const Kv& out, Tensor kv_THw, Tensor k_rope_Tr) const;
   Kv expand(Step& step, const Kv& sent, const HeadRange& heads) const override;

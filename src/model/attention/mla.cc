@@ -5,6 +5,7 @@
 #include "model/attention/max_logits.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/frozen.h"
+#include "model/layers/precision_of_rows.h"
 #include "model/layers/row_chunks.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_scratch.h"
@@ -96,8 +97,9 @@ Mla::Mla(const LayerContext& c, const std::string& prefix)
       kv_a_(c.params.declare(
           stored_first(whole_matrix(c, prefix + ".kv_a_proj_with_mqa.weight", kv_rank_ + rope_, c.model.hidden_size)))),
       kv_a_norm_(c.params.declare(whole_row(c, prefix + ".kv_a_layernorm.weight", kv_rank_, ParamInit::ones))),
-      kv_a_precision_(precision_of(c, kv_a_.spec)),
-      kv_a_rows_(c, kv_a_precision_),
+      latent_precision_(precision_of_rows(c, kv_a_.spec, 0)),
+      k_rope_precision_(precision_of_rows(c, kv_a_.spec, kv_rank_)),
+      kv_a_rows_(c, latent_precision_),
       kv_a_adapter_(c, kv_a_.spec),
       is_inference_(c.params.use() == ModelUse::inference),
       kv_(std::make_unique<LatentKv>(
@@ -156,7 +158,8 @@ Tensor Mla::down_rows(const Tensor& kv_a, DownPart part) const {
 void Mla::down(Step& step, Tensor y, Tensor x_tD, DownPart part) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
-  const Operand x = kv_a_precision_.x(c, x_tD), w = kv_a_precision_.w(c, down_rows(kv_a_.w, part));
+  const ProductPrecision& precision = down_precision(part);
+  const Operand x = precision.x(c, x_tD), w = precision.w(c, down_rows(kv_a_.w, part));
   gemm(step.stream, {.c_MN = y, .a = x, .b = w, .trans_b = true, .few_rows = is_inference_});
   kv_a_adapter_.forward(step, {.y = y, .x = x_tD, .first = first_down_row(part)});
 }
@@ -164,8 +167,9 @@ void Mla::down(Step& step, Tensor y, Tensor x_tD, DownPart part) const {
 void Mla::down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, DownPart part) const {
   StackScope scope(step.stack);
   const QuantizeContext c = quantize_context(step);
-  const Operand d = kv_a_precision_.dy(c, dy, kv_a_rows_.groups(step, dy.dim(0))),
-                w = kv_a_precision_.w_for_dx(c, down_rows(kv_a_.w, part));
+  const ProductPrecision& precision = down_precision(part);
+  const Operand d = precision.dy(c, dy, kv_a_rows_.groups(step, dy.dim(0))),
+                w = precision.w_for_dx(c, down_rows(kv_a_.w, part));
   gemm(step.stream, {.c_MN = dx_tD, .a = d, .b = w, .accumulate = part == DownPart::k_rope});
   kv_a_adapter_.backward_input(step, {.dx = dx_tD, .dy = dy, .first = first_down_row(part)});
 }
@@ -175,7 +179,7 @@ void Mla::down_bwd_weight(Step& step, Tensor dy, Tensor x_tD, DownPart part) con
   if (!kv_a_.has_grad) return;
   StackScope scope(step.stack);
   const RowGroups rows = kv_a_rows_.groups(step, dy.dim(0));
-  const auto [d, x] = kv_a_precision_.for_dw(quantize_context(step), dy, rows, x_tD, rows);
+  const auto [d, x] = down_precision(part).for_dw(quantize_context(step), dy, rows, x_tD, rows);
   gemm(step.stream, {.c_MN = down_rows(kv_a_.dw, part),
                      .a = d,
                      .b = x,

@@ -69,6 +69,9 @@ class Mla {
   // Returns the rows of a part, of W_kva or of its gradient.
   Tensor down_rows(const Tensor& kv_a, DownPart part) const;
   int64_t first_down_row(DownPart part) const { return part == DownPart::latent ? 0 : kv_rank_; }
+  const ProductPrecision& down_precision(DownPart part) const {
+    return part == DownPart::latent ? latent_precision_ : k_rope_precision_;
+  }
   void down(Step& step, Tensor y, Tensor x_tD, DownPart part) const;  // y = x W^T
   // dx = dy W of the latent; dx += dy W of k_rope, which follows.
   void down_bwd_input(Step& step, Tensor dx_tD, Tensor dy, DownPart part) const;
@@ -110,7 +113,7 @@ class Mla {
   const Param* q_a_norm_ = nullptr;
   ColumnLinear q_b_;  // maps the latent, or x if there is none, to q
   const Param &kv_a_, &kv_a_norm_;
-  ProductPrecision kv_a_precision_;
+  ProductPrecision latent_precision_, k_rope_precision_;  // of products with the parts of W_kva
   DenseRows kv_a_rows_;
   Adapter kv_a_adapter_;
   bool is_inference_;  // rows may be few

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/rng.h"
+#include "model/layers/precision_of_rows.h"
 #include "model/quantize_stats.h"
 #include "ops/quantize/quantize.h"
 
@@ -66,6 +67,16 @@ WholePlaces places_of(const LayerContext& c, const ParamSpec& spec) {
   return places;
 }
 
+ProductPrecision precision_at(const LayerContext& c, const ParamSpec& spec, ExpertRange experts,
+                              const WholePlaces& places) {
+  if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
+  for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
+  const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
+  const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu,
+          ranks_of(c, spec),  places};
+}
+
 }  // namespace
 
 bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec) {
@@ -87,19 +98,13 @@ GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& mod
 }
 
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts) {
-  if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
-  for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
-  const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
-  const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
-  return {c.precision.recipe,
-          c.seed,
-          key_of(spec.name.c_str()),
-          experts,
-          c.precision.weight_gradients,
-          stats_5,
-          gpu,
-          ranks_of(c, spec),
-          places_of(c, spec)};
+  return precision_at(c, spec, experts, places_of(c, spec));
+}
+
+ProductPrecision precision_of_rows(const LayerContext& c, const ParamSpec& spec, int64_t first) {
+  WholePlaces places = places_of(c, spec);
+  places.dy_columns = {.runs = {ColumnRun{.here = 0, .whole = first}}, .count = spec.shape[0]};
+  return precision_at(c, spec, {}, places);
 }
 
 Axis axis_of_expert_scales(const MeshShape& mesh) {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "comm/transport/threads.h"
+#include "model/layers/precision_of_rows.h"
 #include "ops/cpu/testing.h"
 
 namespace moebius {
@@ -94,6 +95,55 @@ TEST_P(ScalesOfParameters, AreSharedByTheirOwnGroups) {
 
 INSTANTIATE_TEST_SUITE_P(Parameters, ScalesOfParameters, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// A layer that multiplies some rows of a matrix draws for dy as for these columns of the whole dy. Both parts have the
+// largest magnitude, and so the scales of the whole.
+TEST(PrecisionOfRows, DrawsByTheColumnsOfTheWholeMatrix) {
+  run_threads(1, {.timeout_s = 60}, [&](Transport& world) {
+    constexpr int64_t kRows = 32, kFirst = 32, kWhole = 48;
+    const Mesh mesh({}, world);
+    MemoryPlan plan;
+    ParamTable params(plan, ModelUse::training);
+    const ModelSpec model;
+    const BalanceSpec balance;
+    const Tensor no_table;
+    const PrecisionSpec recipe{.compute = DType::f32, .recipe = PrecisionRecipe::nvfp4};
+    const LayerContext c{.params = params,
+                         .plan = plan,
+                         .model = model,
+                         .balance = balance,
+                         .mesh = mesh,
+                         .rope_table_Pd = no_table,
+                         .precision = recipe};
+    const ParamSpec spec{.name = "matrix.weight", .shape = {kWhole, 64}};
+    testing::Values of_whole(kRows * kWhole), of_parts[2];
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < kWhole; ++j) {
+        const double x = j == 0 || j == kFirst ? 4 : std::sin(static_cast<double>(7 * i + j));
+        of_whole[static_cast<size_t>(i * kWhole + j)] = x;
+        of_parts[j >= kFirst].push_back(x);
+      }
+    }
+    Array whole = Array::of({kRows, kWhole}, DType::f32, of_whole),
+          latent = Array::of({kRows, kFirst}, DType::f32, of_parts[0]),
+          rope = Array::of({kRows, kWhole - kFirst}, DType::f32, of_parts[1]);
+    std::vector<char> memory(1 << 20);
+    ThreadPool pool(1);
+    Stream s(DeviceKind::cpu, pool);
+    StepStack stack(DeviceKind::cpu, memory.data(), static_cast<int64_t>(memory.size()));
+    int64_t draw[2] = {5, 0};
+    const QuantizeContext q{s, stack, {.data = draw, .shape = {2}, .dtype = DType::i64}};
+    const Tensor want = precision_of(c, spec).dy(q, whole.tensor()).data;
+    const Tensor got[2] = {precision_of_rows(c, spec, 0).dy(q, latent.tensor()).data,
+                           precision_of_rows(c, spec, kFirst).dy(q, rope.tensor()).data};
+    for (int64_t i = 0; i < kRows; ++i)
+      for (int64_t j = 0; j < kWhole; ++j)
+        EXPECT_EQ(
+            j < kFirst ? got[0].ptr<float>()[i * kFirst + j] : got[1].ptr<float>()[i * (kWhole - kFirst) + j - kFirst],
+            want.ptr<float>()[i * kWhole + j])
+            << i << ", " << j;
+  });
+}
 
 }  // namespace
 }  // namespace moebius
