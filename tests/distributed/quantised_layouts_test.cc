@@ -240,6 +240,9 @@ constexpr double kOtherBlocks = 2 * 8 * 0x1p-16;
 // No such bound is known of nvfp4: its scales are rounded, and so every number changes. This one tells gradients from
 // unrelated ones, and no more.
 constexpr double kOtherBlocksOfNvfp4 = 0.4;
+// Where ranks add shares, nearly every run of nvfp4 has some number that rounds the other way. The runs in which few do
+// are within these bounds: kRounding, and this one of updates.
+constexpr double kFewTiesOfNvfp4 = 2e-2;
 
 struct OneRank {
   LayoutOutcome start, trained;
@@ -265,16 +268,18 @@ std::string differences(const QuantisedGradients& model, const QuantisedLayoutCa
            !has_blocks_of_one_rank(model, name, c.layout, micro_batch);
   };
   const bool has_loose = std::ranges::any_of(distances, [&](const auto& of) { return is_loose(of.first); });
-  check("loss", std::abs(got.steps[0].loss / want.steps[0].loss - 1), c.layout.pp == c.ranks ? 0 : kSameNumbers.loss);
+  const bool has_ties = model.recipe == PrecisionRecipe::nvfp4 && adds_shares(c.layout);
+  const Bounds& same_numbers = has_ties ? kRounding : kSameNumbers;
+  check("loss", std::abs(got.steps[0].loss / want.steps[0].loss - 1), c.layout.pp == c.ranks ? 0 : same_numbers.loss);
   const double of_norm = std::abs(got.steps[0].grad_norm / want.steps[0].grad_norm - 1);
-  check("norm", of_norm, has_loose ? kOtherBlocksOfNvfp4 : kSameNumbers.norm);
+  check("norm", of_norm, has_loose ? kOtherBlocksOfNvfp4 : same_numbers.norm);
   const double clipping = has_loose ? 2 * of_norm : 0;  // of all updates, by that norm
   for (const auto& [name, expected] : want.first)
-    if (!has_loose) check(name, distance(got.first.at(name), expected), kSameNumbers.params);
+    if (!has_loose) check(name, distance(got.first.at(name), expected), same_numbers.params);
   for (const auto& [name, by] : distances) {
     const bool same = has_blocks_of_one_rank(model, name, c.layout, micro_batch) && !adds_shares(c.layout);
-    check("update of " + name, by,
-          is_loose(name) ? kOtherBlocksOfNvfp4 : (same ? kSumsOfMicroBatches : kOtherBlocks) + clipping);
+    const double bound = has_ties ? kFewTiesOfNvfp4 : same ? kSumsOfMicroBatches : kOtherBlocks;
+    check("update of " + name, by, is_loose(name) ? kOtherBlocksOfNvfp4 : bound + clipping);
   }
   return found;
 }
