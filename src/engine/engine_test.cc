@@ -130,11 +130,12 @@ TEST(DeviceMemory, ActivationsThatArePinnedAreComparedWithTheHost) {
       [&] { check_pinned_memory(plan, 23 << 20, 16 << 20); });
   Tensor moments;
   plan.declare(moments, "moments", {(4 << 20) / 4}, DType::f32, Life::host);
-  expect_error(ErrorKind::usage,
-               "out of memory: memory.offload keeps 8.0 MiB, and with optimizer.offload all 12.0 MiB are in pinned "
-               "memory of the host, and 7.0 MiB are available; set a smaller memory.offload_fraction, fewer names in "
-               "memory.offload, optimizer.state = \"8bit\" or",
-               [&] { check_pinned_memory(plan, 7 << 20); });
+  expect_error(
+      ErrorKind::usage,
+      "out of memory: memory.offload keeps 8.0 MiB of activations; with optimizer.offload, 12.0 MiB are in "
+      "pinned memory of the host, and 7.0 MiB are available; set a smaller memory.offload_fraction, fewer names "
+      "in memory.offload, optimizer.state = \"8bit\" or",
+      [&] { check_pinned_memory(plan, 7 << 20); });
 }
 
 // Returns one dense and one MoE layer.
