@@ -271,14 +271,21 @@ TEST(Counters, CoverEveryOpAndGroupCall) {
     }
   }
   const std::set<std::string> in_no_step{
-      "cached_attention_fwd", "draw_tokens",                            // generation
-      "fill_normal",          "rope_table",   "clear_stash",            // the start of a run
-      "join_master",          "split_master", "find_nonfinite",         // checkpoints, and the search for a bad value
-      "d_gated_quantised",    "dequantize",   "dequantize_transposed",  // GPUs
-      "mx_round",                                                       // GPUs, where products of mxfp8 are emulated
-      "nv_order",                                                       // ranks that share experts, in nvfp4
-      "low_rank_block",                                                 // GPUs, whose products add an adapter's term
-      "newton_schulz",                                                  // its steps are ops
+      "cached_attention_fwd",
+      "draw_tokens",  // generation
+      "fill_normal",
+      "rope_table",
+      "clear_stash",  // the start of a run
+      "join_master",
+      "split_master",
+      "find_nonfinite",  // checkpoints, and the search for a bad value
+      "d_gated_quantised",
+      "dequantize",
+      "dequantize_transposed",  // GPUs
+      "mx_round",               // GPUs, where products of mxfp8 are emulated
+      "nv_order",               // ranks that share experts, in nvfp4
+      "low_rank_block",         // GPUs, whose products add an adapter's term
+      "newton_schulz",          // its steps are ops
   };
   const std::set<std::string> names = names_of_ops();
   EXPECT_GT(names.size(), 100U) << "the sources name their ops in another way";

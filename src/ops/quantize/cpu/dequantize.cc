@@ -90,8 +90,7 @@ void dequantize_column(const DequantizeTransposed& a, const GroupRows& group, in
   for (int64_t r = group.first; r < group.last; r += std::ssize(piece)) {
     const int64_t n = std::min(std::ssize(piece), group.last - r);
     dequantize_row(piece, a.q, matrix, col, r + group.shift, a.hadamard ? div_ceil(n, kHadamard) * kHadamard : n);
-    for (int64_t k = 0; a.hadamard && k < n; k += kHadamard)
-      undo_hadamard(piece + k);
+    for (int64_t k = 0; a.hadamard && k < n; k += kHadamard) undo_hadamard(piece + k);
     for (int64_t k = 0; k < n; ++k) to[(r + k) * x.cols] = from_f32<T>(piece[k]);
   }
 }
