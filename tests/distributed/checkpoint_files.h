@@ -10,6 +10,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "comm/control.h"
+#include "io/testing.h"
 #include "train/state.h"
 
 namespace moebius {
@@ -43,6 +44,16 @@ inline void load_checkpoint(Engine& engine, Control& control, const std::string&
   CheckpointReader(folder, control.is_root()).read_all(control, training_state(engine), &s);
   engine.model().params().sync(s);
   engine.gather_weights(s);
+}
+
+// Returns the contents of a checkpoint of an engine on one rank, which is saved to dir/name after the last update is
+// complete.
+inline CheckpointBytes state_of(Engine& engine, const TestDir& dir, const char* name) {
+  const std::unique_ptr<Transport> self = make_self_transport();
+  Control control(*self);
+  engine.finish_update();
+  save_checkpoint(engine, control, dir.path(name), 1);
+  return contents_of(dir.path(name) + "/step-00000001");
 }
 
 }  // namespace moebius

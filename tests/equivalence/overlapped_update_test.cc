@@ -44,14 +44,6 @@ EngineSpec overlapped(EngineSpec spec) {
   return spec;
 }
 
-CheckpointBytes state_of(Engine& engine, const TestDir& dir, const char* name) {
-  const std::unique_ptr<Transport> self = make_self_transport();
-  Control control(*self);
-  engine.finish_update();
-  save_checkpoint(engine, control, dir.path(name), 1);
-  return contents_of(dir.path(name) + "/step-00000001");
-}
-
 // Losses of five steps, the second of which follows a complete update.
 struct Trained {
   explicit Trained(const EngineSpec& spec) : engine(spec) {

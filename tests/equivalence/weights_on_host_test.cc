@@ -45,14 +45,6 @@ EngineSpec spec_of(const OptimizerSpec& optimizer, DeviceKind device = DeviceKin
   return spec;
 }
 
-CheckpointBytes state_of(Engine& engine, const TestDir& dir, const char* name) {
-  const std::unique_ptr<Transport> self = make_self_transport();
-  Control control(*self);
-  engine.finish_update();
-  save_checkpoint(engine, control, dir.path(name), 1);
-  return contents_of(dir.path(name) + "/step-00000001");
-}
-
 // Trains three steps, with an evaluation before the last.
 struct Trained {
   explicit Trained(const EngineSpec& spec) : engine(spec) {

@@ -36,6 +36,28 @@ const SharingCase kCases[] = {
     {"experts_of_copies_down", kDp, ParamKind::experts, 1, 4, 2},
 };
 
+// What a layer of this recipe is made from.
+struct Layer {
+  Layer(const Mesh& of, PrecisionRecipe of_recipe) : mesh(of), recipe{.compute = DType::f32, .recipe = of_recipe} {}
+  LayerContext context() {
+    return {.params = params,
+            .plan = plan,
+            .model = model,
+            .balance = balance,
+            .mesh = mesh,
+            .rope_table_Pd = no_table,
+            .precision = recipe};
+  }
+
+  const Mesh& mesh;
+  MemoryPlan plan;
+  ParamTable params{plan, ModelUse::training};
+  ModelSpec model;
+  BalanceSpec balance;
+  Tensor no_table;
+  PrecisionSpec recipe;
+};
+
 class ScalesOfParameters : public ::testing::TestWithParam<SharingCase> {};
 
 // The numbers of rank r are 2^r, so a scale tells the last rank of those that share it.
@@ -53,19 +75,8 @@ TEST_P(ScalesOfParameters, AreSharedByTheirOwnGroups) {
     if (is_expert) shape = {1, shape[0], shape[1]};
     const ParamSpec spec{.name = part.name, .shape = shape, .parts = {part}, .kind = of.kind};
 
-    MemoryPlan plan;
-    ParamTable params(plan, ModelUse::training);
-    const ModelSpec model;
-    const BalanceSpec balance;
-    const Tensor no_table;
-    const PrecisionSpec recipe{.compute = DType::f32, .recipe = PrecisionRecipe::fp8_tensor};
-    const LayerContext c{.params = params,
-                         .plan = plan,
-                         .model = model,
-                         .balance = balance,
-                         .mesh = mesh,
-                         .rope_table_Pd = no_table,
-                         .precision = recipe};
+    Layer layer(mesh, PrecisionRecipe::fp8_tensor);
+    const LayerContext c = layer.context();
     const ProductPrecision precision = precision_of(c, spec);
 
     std::vector<char> memory(1 << 20);
@@ -102,19 +113,8 @@ TEST(PrecisionOfRows, DrawsByTheColumnsOfTheWholeMatrix) {
   run_threads(1, {.timeout_s = 60}, [&](Transport& world) {
     constexpr int64_t kRows = 32, kFirst = 32, kWhole = 48;
     const Mesh mesh({}, world);
-    MemoryPlan plan;
-    ParamTable params(plan, ModelUse::training);
-    const ModelSpec model;
-    const BalanceSpec balance;
-    const Tensor no_table;
-    const PrecisionSpec recipe{.compute = DType::f32, .recipe = PrecisionRecipe::nvfp4};
-    const LayerContext c{.params = params,
-                         .plan = plan,
-                         .model = model,
-                         .balance = balance,
-                         .mesh = mesh,
-                         .rope_table_Pd = no_table,
-                         .precision = recipe};
+    Layer layer(mesh, PrecisionRecipe::nvfp4);
+    const LayerContext c = layer.context();
     const ParamSpec spec{.name = "matrix.weight", .shape = {kWhole, 64}};
     testing::Values of_whole(kRows * kWhole), of_parts[2];
     for (int64_t i = 0; i < kRows; ++i) {

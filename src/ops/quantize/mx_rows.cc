@@ -1,6 +1,7 @@
 #include "ops/quantize/mx_rows.h"
 
 #include "ops/op_checks.h"
+#include "ops/quantize/quantize_backends.h"
 #include "ops/run_on_device.h"
 
 namespace moebius {

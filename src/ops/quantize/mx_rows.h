@@ -23,11 +23,4 @@ struct MxRound {
 void mx_round(Stream& s, const MxRound& a);
 Cost cost(const MxRound& a);
 
-namespace cpu {
-void mx_round(Stream& s, const MxRound& a);
-}
-namespace cuda {
-void mx_round(Stream& s, const MxRound& a);
-}
-
 }  // namespace moebius

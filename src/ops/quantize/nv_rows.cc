@@ -1,5 +1,6 @@
 #include "ops/quantize/nv_rows.h"
 
+#include "ops/quantize/quantize_backends.h"
 #include "ops/run_on_device.h"
 
 namespace moebius {

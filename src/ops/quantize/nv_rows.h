@@ -97,15 +97,4 @@ struct NvOrder {
 };
 void nv_order(Stream& s, const NvOrder& a);
 
-namespace cpu {
-void nv_magnitudes(Stream& s, const NvMagnitudes& a);
-void nv_round(Stream& s, const NvRound& a);
-void nv_order(Stream& s, const NvOrder& a);
-}  // namespace cpu
-namespace cuda {
-void nv_magnitudes(Stream& s, const NvMagnitudes& a);
-void nv_round(Stream& s, const NvRound& a);
-void nv_order(Stream& s, const NvOrder& a);
-}  // namespace cuda
-
 }  // namespace moebius

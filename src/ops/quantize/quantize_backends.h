@@ -10,6 +10,10 @@ struct BlockMagnitudes;
 struct Dequantize;
 struct DequantizeTransposed;
 struct LargestMagnitudes;
+struct MxRound;
+struct NvMagnitudes;
+struct NvOrder;
+struct NvRound;
 struct PackQuantizedRows;
 struct Quantize;
 struct QuantizeShard;
@@ -26,6 +30,10 @@ void dequantize(Stream& s, const Dequantize& a);
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
 void pack_quantized_rows(Stream& s, const PackQuantizedRows& a);
 void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a);
+void mx_round(Stream& s, const MxRound& a);
+void nv_magnitudes(Stream& s, const NvMagnitudes& a);
+void nv_round(Stream& s, const NvRound& a);
+void nv_order(Stream& s, const NvOrder& a);
 }  // namespace cpu
 
 namespace cuda {
@@ -38,6 +46,10 @@ void dequantize(Stream& s, const Dequantize& a);
 void dequantize_transposed(Stream& s, const DequantizeTransposed& a);
 void pack_quantized_rows(Stream& s, const PackQuantizedRows& a);
 void unpack_quantized_rows(Stream& s, const UnpackQuantizedRows& a);
+void mx_round(Stream& s, const MxRound& a);
+void nv_magnitudes(Stream& s, const NvMagnitudes& a);
+void nv_round(Stream& s, const NvRound& a);
+void nv_order(Stream& s, const NvOrder& a);
 }  // namespace cuda
 
 }  // namespace moebius

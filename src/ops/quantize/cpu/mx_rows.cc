@@ -7,6 +7,7 @@
 #include "core/narrow_float.h"
 #include "ops/cpu/vector.h"
 #include "ops/quantize/mx_rows_math.h"
+#include "ops/quantize/quantize_backends.h"
 
 namespace moebius::cpu {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "ops/cpu/vector.h"
 #include "ops/quantize/nv_rows_math.h"
+#include "ops/quantize/quantize_backends.h"
 
 namespace moebius::cpu {
 namespace {

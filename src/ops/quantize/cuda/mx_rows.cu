@@ -4,6 +4,7 @@
 #include "device/cuda/cuda.h"
 #include "ops/cuda/vector.h"
 #include "ops/quantize/mx_rows_math.h"
+#include "ops/quantize/quantize_backends.h"
 
 namespace moebius::cuda {
 namespace {

@@ -3,6 +3,7 @@
 #include "ops/cuda/philox.h"
 #include "ops/cuda/vector.h"
 #include "ops/quantize/nv_rows_math.h"
+#include "ops/quantize/quantize_backends.h"
 
 namespace moebius::cuda {
 namespace {
