@@ -46,8 +46,7 @@ inline void load_checkpoint(Engine& engine, Control& control, const std::string&
   engine.gather_weights(s);
 }
 
-// Returns the contents of a checkpoint of an engine on one rank, which is saved to dir/name after the last update is
-// complete.
+// Completes the last update, saves a checkpoint of an engine on one rank to dir/name, and returns its contents.
 inline CheckpointBytes state_of(Engine& engine, const TestDir& dir, const char* name) {
   const std::unique_ptr<Transport> self = make_self_transport();
   Control control(*self);

@@ -36,7 +36,7 @@ const SharingCase kCases[] = {
     {"experts_of_copies_down", kDp, ParamKind::experts, 1, 4, 2},
 };
 
-// What a layer of this recipe is made from.
+// Owns what the context of a layer with this recipe refers to.
 struct Layer {
   Layer(const Mesh& of, PrecisionRecipe of_recipe) : mesh(of), recipe{.compute = DType::f32, .recipe = of_recipe} {}
   LayerContext context() {
