@@ -1,7 +1,7 @@
 // Commands whose ranks are processes over TCP. One of the ranks never comes.
 #include <gmock/gmock.h>
 
-#include "comm/transport/socket.h"
+#include "comm/transport/reserved_port_testing.h"
 #include "tests/cli/program.h"
 
 namespace moebius {
@@ -15,9 +15,11 @@ class CliOverTcp : public testing::TestWithParam<std::vector<std::string>> {
   Ran run_first(std::vector<std::string> more) {
     std::vector<std::string> words = GetParam();
     words.insert(words.end(), more.begin(), more.end());
-    const std::string port = std::to_string(port_of(listen_at(0, /*loopback_only=*/true)));  // free now
-    const std::vector<std::pair<const char*, std::string>> variables{
-        {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}};
+    const ReservedPort port;
+    const std::vector<std::pair<const char*, std::string>> variables{{"RANK", "0"},
+                                                                     {"WORLD_SIZE", "2"},
+                                                                     {"MASTER_ADDR", "127.0.0.1"},
+                                                                     {"MASTER_PORT", std::to_string(port.number())}};
     for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
     Ran ran = run_moebius(dir_, words);
     for (const auto& [name, value] : variables) ::unsetenv(name);

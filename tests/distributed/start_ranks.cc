@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/socket.h"
+#include "comm/transport/reserved_port_testing.h"
 
 namespace {
 
@@ -36,8 +36,8 @@ int code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : 
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  // The port is free now, and probably until rank 0 listens there.
-  const std::string port = std::to_string(moebius::port_of(moebius::listen_at(0, /*loopback_only=*/true)));
+  const moebius::ReservedPort reserved;
+  const std::string port = std::to_string(reserved.number());
   std::vector<pid_t> ranks;
   for (int r = 0; r < std::atoi(argv[1]); ++r) ranks.push_back(start(r, argv[1], port, argv + 2));
   int code_of_first = 0;

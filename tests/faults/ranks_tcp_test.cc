@@ -3,7 +3,7 @@
 // A run that is started again equals one that was not disturbed.
 #include <chrono>
 
-#include "comm/transport/socket.h"
+#include "comm/transport/reserved_port_testing.h"
 #include "tests/faults/training_run.h"
 
 namespace moebius {
@@ -24,8 +24,6 @@ class TcpRuns : public TrainingRuns {
 
   std::vector<pid_t> start_ranks(int num_ranks, const std::string& run, const Special& special = {},
                                  int timeout_s = 60) const {
-    // The port is free now, and probably until rank 0 listens there.
-    const std::string port = std::to_string(port_of(listen_at(0, /*loopback_only=*/true)));
     std::vector<pid_t> processes;
     for (int r = 0; r < num_ranks; ++r) {
       const auto it = special.find(r);
@@ -33,7 +31,7 @@ class TcpRuns : public TrainingRuns {
       Surroundings around{.environment = {{"RANK", std::to_string(r)},
                                           {"WORLD_SIZE", std::to_string(num_ranks)},
                                           {"MASTER_ADDR", "127.0.0.1"},
-                                          {"MASTER_PORT", port}},
+                                          {"MASTER_PORT", std::to_string(port_.number())}},
                           .out = fmt::format("out-{}", r),
                           .err = fmt::format("err-{}", r)};
       around.environment.insert(is.environment.begin(), is.environment.end());
@@ -48,6 +46,9 @@ class TcpRuns : public TrainingRuns {
     return codes;
   }
   std::string err_of(int rank) const { return read_file(path(fmt::format("err-{}", rank))); }
+
+ private:
+  ReservedPort port_;  // of rank 0, in every run
 };
 
 std::string name_of(int rank) { return fmt::format("rank {0} (tp 0, cp 0, dp {0}, pp 0, etp 0, ep 0, edp {0})", rank); }

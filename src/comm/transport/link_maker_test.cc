@@ -9,6 +9,7 @@
 #include <future>
 #include <memory>
 
+#include "comm/transport/reserved_port_testing.h"
 #include "core/error.h"
 
 namespace moebius {
@@ -111,8 +112,8 @@ TEST(LinkMaker, TheHigherRankConnects) {
 
 // The rank that is called listens later than the call.
 TEST(LinkMaker, TriesUntilTheOtherListens) {
-  HostPort place{.host = "127.0.0.1", .port = 0};
-  { place.port = port_of(listen_at(0, true)); }
+  const ReservedPort port;
+  const HostPort place{.host = "127.0.0.1", .port = port.number()};
   Maker higher({.rank = 3, .places = {{}, place}});
   higher.maker->call(1);
   while (higher.maker->why_not(1).find("Connection refused") == std::string::npos)

@@ -75,6 +75,15 @@ Socket try_listen(int family, int port, bool loopback_only) {
   return s;
 }
 
+// Without a listener, the system may give a connecting socket of this machine the port that it connects to.
+bool is_connected_to_itself(const Socket& s) {
+  sockaddr_storage own{}, other{};
+  socklen_t own_size = sizeof own, other_size = sizeof other;
+  return ::getsockname(s.descriptor(), reinterpret_cast<sockaddr*>(&own), &own_size) == 0 &&
+         ::getpeername(s.descriptor(), reinterpret_cast<sockaddr*>(&other), &other_size) == 0 &&
+         own_size == other_size && std::memcmp(&own, &other, own_size) == 0;
+}
+
 [[noreturn]] void fail_transfer(const char* verb, const char* what, const std::string& why) {
   MOEBIUS_FAIL(distributed, "tcp: {} {}: {}", verb, what, why);
 }
@@ -135,7 +144,8 @@ Socket accept_until(const Socket& listener, Deadline deadline) {
 int connect_error(const Socket& s) {
   int error = 0;
   socklen_t size = sizeof error;
-  return ::getsockopt(s.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
+  if (::getsockopt(s.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  return error == 0 && is_connected_to_itself(s) ? ECONNREFUSED : error;
 }
 
 bool wait_readable(const Socket& s, Deadline deadline) { return wait_for(s, POLLIN, deadline); }

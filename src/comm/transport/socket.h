@@ -53,7 +53,7 @@ Socket accept_until(const Socket& listener, Deadline deadline);
 Socket connect_until(const HostPort& to, Deadline deadline);
 // Sets the options of every socket here: its calls do not block, and small messages are sent at once.
 void prepare_socket(const Socket& s);
-int connect_error(const Socket& s);  // an errno; 0: connected
+int connect_error(const Socket& s);  // an errno; 0: connected. A connection to itself is ECONNREFUSED.
 // Appends to `received` the bytes that have arrived, up to `size` in all, and does not wait.
 // Returns whether all have arrived. Throws Error{distributed}, as read_all does, when the other end is gone.
 bool read_available(const Socket& s, std::vector<std::byte>& received, size_t size, const char* what);

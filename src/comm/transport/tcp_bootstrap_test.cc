@@ -20,11 +20,12 @@ TEST(TcpBootstrap, AWorldOfOneNeedsNoConnections) {
 }
 
 TEST(TcpBootstrap, MissingRanksAreNamed) {
+  const ReservedPort without_listener;
   const Ends ends = run_world(
       3, [](Transport&) {},
-      [](TcpOptions& o) {
+      [&](TcpOptions& o) {
         o.world.timeout_s = 0.5;
-        if (o.rank == 2) o.master.port = free_port();
+        if (o.rank == 2) o.master.port = without_listener.number();
       });
   EXPECT_THAT(ends.errors[0], StartsWith("tcp: rank 0 (dp 0) has waited for 0.5 s for the others to come; missing: "
                                          "rank 2 (dp 2); were they started, with the same MASTER_ADDR"));

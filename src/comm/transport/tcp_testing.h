@@ -11,13 +11,11 @@
 #include <thread>
 #include <vector>
 
+#include "comm/transport/reserved_port_testing.h"
 #include "comm/transport/tcp.h"
 #include "core/error.h"
 
 namespace moebius {
-
-// Returns a port that is free now; rank 0 will listen there.
-inline int free_port() { return port_of(listen_at(0, /*loopback_only=*/true)); }
 
 // The end of each rank of a world: its error, and what it reported.
 struct Ends {
@@ -30,7 +28,7 @@ inline Ends run_world(int size, const RankBody& body, const std::function<void(T
   Ends ends{.errors = std::vector<std::string>(size),
             .reports = std::vector<std::string>(size),
             .kinds = std::vector<int>(size)};
-  const int port = free_port();
+  const ReservedPort port;  // rank 0 will listen there
   std::vector<std::jthread> threads;
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
@@ -39,7 +37,7 @@ inline Ends run_world(int size, const RankBody& body, const std::function<void(T
       options.grace_s = 0.2;
       options.rank = r;
       options.size = size;
-      options.master = {.host = "localhost", .port = port};
+      options.master = {.host = "localhost", .port = port.number()};
       options.report = [&, r](const std::string& text) { ends.reports[r] += text; };
       if (change) change(options);
       try {
