@@ -121,10 +121,18 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
 }
 
 std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
-  const PeerMemory memory(s.device(), kTriedBytes);
-  const Tensor window{.data = memory.data(), .shape = {kTriedBytes}, .dtype = DType::u8, .device = s.device()};
+  PeerMemory memory;
   Answer answer;
-  {
+  try {
+    memory = PeerMemory(s.device(), kTriedBytes);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::usage) throw;
+    put(answer.why, fmt::format("{} cannot make memory for other ranks: {}", group.rank_name(group.rank()), e.what()));
+  }
+  const std::string unmade = first_of(gathered(group, answer));
+  put(answer.why, unmade);
+  if (unmade.empty()) {
+    const Tensor window{.data = memory.data(), .shape = {kTriedBytes}, .dtype = DType::u8, .device = s.device()};
     const PeerPages pages = open_peers(group, memory, window);
     put(answer.why, pages.why_no_access.empty() ? missing_marks_text(s, group, pages) : pages.why_no_access);
   }

@@ -21,8 +21,8 @@ struct PeerPages {
 PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& window);
 
 // Tests one-sided access with a little memory of the stream's device: every rank writes to all others of its group.
-// Returns why that failed, in the first group of the world in which it did; empty if it worked everywhere. All ranks of
-// the world call it together, and get the same string. Throws Error{usage} when the device has no memory for the test.
+// Returns why that failed, in the first group of the world in which it did; empty if it worked everywhere. A rank that
+// cannot make memory for the test is such a failure too. All ranks of the world call it together, and get the same text.
 std::string why_no_peer_access(Stream& s, Group& group, Group& world);
 
 }  // namespace moebius

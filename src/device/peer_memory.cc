@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "device/accelerator.h"
 #include "device/out_of_memory.h"
@@ -23,6 +24,18 @@ void* map_file(int descriptor, int64_t num_bytes) {
                     num_bytes / 1073741824.0, std::strerror(errno)));
   }
   return p;
+}
+
+// Returns the descriptor of a file of zeros in memory.
+int make_file(int64_t num_bytes) {
+  const int file = ::memfd_create("moebius", MFD_CLOEXEC);
+  if (file >= 0 && ::ftruncate(file, num_bytes) == 0) return file;
+  const int why = errno;
+  if (file >= 0) ::close(file);
+  MOEBIUS_FAIL(usage,
+               "peer memory: a file of {} bytes in memory cannot be made: {}; raise the limits of file sizes and open "
+               "files of this process (ulimit -f, ulimit -n)",
+               num_bytes, std::strerror(why));
 }
 
 }  // namespace
@@ -49,9 +62,8 @@ struct PeerMemory::Pages {
     if (kind == Kind::other_gpu) cuda::close_ipc(data);
     if (descriptor >= 0) ::close(descriptor);
   }
-  void open_file(int file) {
-    descriptor = file;
-    data = map_file(file, num_bytes);
+  void map() {
+    data = map_file(descriptor, num_bytes);
     kind = Kind::file;
   }
 };
@@ -65,10 +77,8 @@ PeerMemory::PeerMemory(DeviceKind device, int64_t num_bytes) : pages_(std::make_
     pages_->kind = Pages::Kind::gpu;
     return;
   }
-  const int file = ::memfd_create("moebius", MFD_CLOEXEC);
-  MOEBIUS_CHECK(usage, file >= 0 && ::ftruncate(file, num_bytes) == 0,
-                "peer memory: a file of {} bytes in memory cannot be made: {}", num_bytes, std::strerror(errno));
-  pages_->open_file(file);
+  pages_->descriptor = make_file(num_bytes);
+  pages_->map();
 }
 
 PeerMemory::PeerMemory(const PeerHandle& h) {
@@ -95,7 +105,10 @@ PeerMemory::PeerMemory(const PeerHandle& h) {
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   MOEBIUS_CHECK(usage, file >= 0, "peer memory: memory of process {} cannot be mapped: {}: {}", h.process.number, path,
                 std::strerror(errno));
-  pages_->open_file(file);
+  pages_->descriptor = file;
+  pages_->map();
+  // The pages stay mapped, so a rank need not have a descriptor for each rank that it reaches.
+  ::close(std::exchange(pages_->descriptor, -1));
 }
 
 void* PeerMemory::data() const { return pages_ ? pages_->data : nullptr; }

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <optional>
 
 namespace moebius {
@@ -38,6 +40,27 @@ TEST(PeerMemory, IsSharedWithAnotherProcess) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   for (int i = 0; i < 5000; ++i) ASSERT_EQ(static_cast<unsigned char*>(mine.data())[i], 3);
+}
+
+int num_descriptors() {
+  return static_cast<int>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+// A rank opens the memory of many others, and would soon reach the limit of open files.
+TEST(PeerMemory, OfAnotherProcessHoldsNoDescriptor) {
+  const PeerMemory mine(DeviceKind::cpu, 5000);
+  const PeerHandle handle = mine.handle_for({});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int before = num_descriptors();
+    const PeerMemory theirs(handle);
+    std::memset(theirs.data(), 3, 5000);
+    ::_exit(num_descriptors() - before);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(static_cast<unsigned char*>(mine.data())[4999], 3);
 }
 
 TEST(PeerMemory, ReportsWhyItCannotBeMapped) {

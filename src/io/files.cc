@@ -34,6 +34,9 @@ std::string advice(int error, const std::string& path) {
       return "check the path";
     case EFBIG:
       return "raise the file size limit or write to another file system";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit of open files (ulimit -n)";
     default:
       return "check the disk and try again";
   }

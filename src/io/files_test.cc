@@ -103,6 +103,17 @@ TEST(Files, AWriteThatStopsHalfWayIsAnErrorAndThePendingFileIsGone) {
   EXPECT_EQ(dir.num_files(), 0);
 }
 
+TEST(Files, TooManyOpenFilesNameTheLimit) {
+  const TestDir dir;
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const struct rlimit none { 0, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  expect_error(ErrorKind::io, "Too many open files; raise the limit of open files (ulimit -n)",
+               [&] { File::create_unique(dir.path("a")); });
+  ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
 TEST(Files, CreateUniqueRefusesAnExistingFile) {
   const TestDir dir;
   write_file_atomic(dir.path("a"), "x");

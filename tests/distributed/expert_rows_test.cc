@@ -81,9 +81,22 @@ class ExpertRowBudgets : public ::testing::TestWithParam<Case> {
       spec.graph = true;
       expect_same(train_experts(world, spec, skew), unbounded);
     }
+    expect_counters_name_a_budget(world, spec, skew);
     spec.expert_rows = 0.5;
     spec.recompute.expert_up = true;  // rows of the layer that runs alone have a budget
     expect_same(train_experts(world, spec, skew), unbounded);
+  }
+
+  // docs/design/memory.md has the budget with which all rows of a step would have had a page.
+  static void expect_counters_name_a_budget(Transport& world, EngineSpec spec, double skew) {
+    const auto even = static_cast<double>(spec.shape.batch * spec.shape.seq * spec.model.top_k * spec.mesh.etp);
+    spec.graph = false;
+    for (const double budget : {0.5, 1e-9}) {
+      spec.expert_rows = budget;
+      const double peak = train_experts(world, spec, skew).peak_over_budget;
+      spec.expert_rows = budget * peak + 64 * (1 + peak) / even;
+      EXPECT_EQ(train_experts(world, spec, skew).spilled_rows, 0) << budget << " " << peak;
+    }
   }
 
   static void expect_budgets_change_no_bit_on_a_gpu() {

@@ -1,4 +1,7 @@
 // Rounds over windows in memory that ranks share, between threads and between processes.
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <chrono>
 #include <thread>
 
@@ -58,6 +61,27 @@ TEST_P(PeerWindows, RanksOfAMachineReachEachOther) {
     EXPECT_EQ(why_no_peer_access(r.s, *r.world, *r.world), "");
     EXPECT_EQ(why_no_peer_access(r.s, *alone, *r.world), "");
   });
+}
+
+// The limit of file sizes holds for files in memory too. So the ranks send messages instead, and say why.
+TEST(PeerWindow, RanksThatCannotMakeMemoryReportIt) {
+  if (process_world() != nullptr) GTEST_SKIP() << "the limit is set for the ranks of this process";
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit small { 1000, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::vector<std::string> why(2);
+  EXPECT_NO_THROW(run_threads(2, test_world(), [&](Transport& transport) {
+    Rank r(transport);
+    why[static_cast<size_t>(r.rank)] = why_no_peer_access(r.s, *r.world, *r.world);
+  }));
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(why[0],
+            "rank 0 cannot make memory for other ranks: peer memory: a file of 2097152 bytes in memory cannot be made: "
+            "File too large; raise the limits of file sizes and open files of this process (ulimit -f, ulimit -n)");
+  EXPECT_EQ(why[1], why[0]);
 }
 
 TEST(PeerWindow, ARankThatThrowsEndsTheOthers) {

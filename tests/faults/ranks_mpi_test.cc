@@ -146,6 +146,27 @@ TEST_F(RankedRun, ARankThatIsKilledInAStepIsNamedByTheOthers) {
   runs_.expect_same("r", "undisturbed");
 }
 
+// The watch of the ranks names the message in which rank 0 waits. What rank 0 throws also has the phase and the layer.
+TEST_F(RankedRun, ARankThatIsKilledInAPhaseOfExpertsIsNamedWithPhaseAndLayer) {
+  if (over_mpich()) GTEST_SKIP() << "its launcher ends all ranks at once";
+  // The fourth micro-batch is the second of the second step. In the first one rank 0 would wait for weights.
+  const std::map<int, RankIs> killed{{1, {.fault = "train.mid_step:4", .overrides = {}}}};
+  const std::string end = "the process of rank 1 \\(.*\\) has ended; did not join: rank 1 ";
+  const Words two_level{"train.global_batch=8", "parallel.ep=2", "parallel.dispatcher=\"two_level\"",
+                        "parallel.ranks_per_node=1"};
+  EXPECT_EQ(runs_.train_ranks(2, "two_level", two_level, killed), 6);
+  EXPECT_THAT(runs_.err(), testing::ContainsRegex("error: [a-z_() ]+ of model\\.layers\\.[0-9]+\\.mlp, across nodes: .*"
+                                                  "rank 0 \\(.*\\) waits, and " +
+                                                  end));
+  EXPECT_EQ(runs_.train_ranks(2, "direct", {"train.global_batch=8", "parallel.ep=2", "parallel.dispatcher=\"direct\""},
+                              killed),
+            6);
+  EXPECT_THAT(runs_.err(),
+              testing::ContainsRegex("error: [a-z_() ]+ of model\\.layers\\.[0-9]+\\.mlp: rank 0 .*and [0-9]+ "
+                                     "was seen; rank 0 \\(.*\\) waits, and " +
+                                     end));
+}
+
 TEST_F(RankedRun, ARankThatThrowsInAStepEndsAllWithCode6) {
   EXPECT_EQ(runs_.train_ranks(2, "r", {}, {{1, {"train.mid_step:4:throw"}}}), 6) << runs_.err();
   EXPECT_THAT(runs_.err(),

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <span>
 #include <thread>
@@ -188,23 +189,29 @@ class MpiTransport final : public Transport {
 
   void check() override {
     const int dead = dead_rank_.load(std::memory_order_relaxed);
-    if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_));
+    if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_, "waits"));
   }
 
   // May be called from any thread: from now on this rank does not wait for any other.
   // Returns the text to report at once, since this rank's thread may compute for longer than the
   // launcher allows.
   std::string note_death(int dead) {
-    const int64_t record = waiting_for_;
-    reported_death_ = record >= 0;
+    const std::string text = death_text(dead, waiting_for_, "computes");
+    {
+      const std::lock_guard lock(reported_mutex_);
+      reported_ = first_line(text);
+    }
     dead_rank_ = dead;
-    return death_text(dead, record);
+    return text;
   }
   // May be called from any thread: another rank has reported why the run ends.
   void note_ending() { is_ending_ = true; }
-  // Returns whether the reason why this rank's wait failed was reported: by this rank, with the collective, or by the
-  // rank that ends the run.
-  bool was_reported() const { return reported_death_ || is_ending_; }
+  // Returns whether the reason why this rank's wait failed was reported: by this rank, in these words, or by the rank
+  // that ends the run. What the rank throws may also have the phase and the layer of its wait.
+  bool was_reported(const std::string& what) const {
+    const std::lock_guard lock(reported_mutex_);
+    return is_ending_ || reported_ == first_line(what);
+  }
 
   // Returns whether every rank calls this within the grace time.
   bool all_fail(double seconds) {
@@ -256,9 +263,10 @@ class MpiTransport final : public Transport {
   };
 
   std::string name(int rank) const { return name_of_rank(options_, rank); }
-  // record: the collective that this rank waits for; negative: none.
-  std::string death_text(int dead, int64_t record) {
-    const std::string doing = record < 0 ? fmt::format("{} computes", name(rank_))
+  static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+  // record: the collective that this rank waits for; negative: none. Then it does what `outside` says.
+  std::string death_text(int dead, int64_t record, const char* outside) {
+    const std::string doing = record < 0 ? fmt::format("{} {}", name(rank_), outside)
                                          : fmt::format("{}: {} waits", to_string(recorder().at(record)), name(rank_));
     return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
                        name(dead), name(dead), name(rank_), recorder().text());
@@ -279,7 +287,9 @@ class MpiTransport final : public Transport {
   int rank_ = 0, size_ = 1;
   std::atomic<int64_t> waiting_for_ = -1;  // a record of recorder()
   std::atomic<int> dead_rank_ = -1;
-  std::atomic<bool> reported_death_ = false, is_ending_ = false;
+  std::atomic<bool> is_ending_ = false;
+  mutable std::mutex reported_mutex_;
+  std::string reported_;  // the first line of what note_death() returned
 };
 
 // Uses messages of its own, so that the flight recorder shows only the run's collectives.
@@ -309,7 +319,7 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
 void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, RankWatch* watch,
                          const RankFailure& failure) {
   if (!failure.distributed && transport.all_fail(kGraceS)) return;
-  if (options.report && !(failure.distributed && transport.was_reported()))
+  if (options.report && !(failure.distributed && transport.was_reported(failure.what)))
     options.report(report_of(failure, name_of_rank(options.world, transport.rank()), transport.recorder()));
   if (failure.distributed) sleep_s(kGraceS);
   if (watch) watch->announce_abort();
