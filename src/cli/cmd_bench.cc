@@ -10,7 +10,7 @@
 #include "cli/options.h"
 #include "config/dispatcher_choice.h"
 #include "model/gpu_products.h"
-#include "plan/memory/fit_memory.h"
+#include "plan/memory/chosen_memory.h"
 
 namespace moebius {
 namespace {
@@ -46,7 +46,7 @@ int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   RunSpec here = run;
   if (run.device == DeviceKind::cuda) set_f8_kernels(here, gpus_found(), o.ranks);
   const bool fits = run.memory.fit_bytes > 0 && o.ranks > 1;
-  const RunSpec fitted = fits ? fit_memory(here, o.ranks, fit_machine(run.device, o.ranks)).run : here;
+  const RunSpec fitted = fits ? choose_memory(here, o.ranks, fit_machine(run.device, o.ranks)).run : here;
   run_bench_step_of_ranks(on_ranks(o, run.device), fitted);
   return 0;
 }
@@ -62,7 +62,7 @@ int run_step(BenchOptions& o) {
   o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
   if (run.device == DeviceKind::cuda) set_f8_kernels(run, gpus_found(), 1);
-  if (run.memory.fit_bytes > 0) run = fit_memory(run, 1, fit_machine(run.device, 1)).run;
+  run = choose_memory(run, 1, fit_machine(run.device, 1)).run;
   print_step(o, run, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
   return 0;
 }

@@ -21,7 +21,8 @@
 #include "model/gpu_products.h"
 #include "ops/attention/attention_scratch.h"
 #include "parallel/optim/optimizer.h"
-#include "plan/memory/fit_memory.h"
+#include "plan/memory/chosen_memory.h"
+#include "plan/memory/state_buffer.h"
 #include "train/host_memory.h"
 #include "train/notes/block_states_note.h"
 
@@ -41,7 +42,7 @@ struct Resolved {
   DispatcherChoice dispatcher;
   bool knows_gpus = false;  // those of this machine; else of no machine
   GpuKinds gpus;            // the kinds that its ranks use
-  std::string fit;          // what memory.fit decided; empty without it
+  std::string fit;          // what was chosen about memory; empty if nothing was
   // The rank that needs the most memory; on the null device.
   int rank = 0;
   std::unique_ptr<Transport> world;
@@ -129,6 +130,24 @@ nlohmann::ordered_json groups_json(const MeshShape& mesh) {
   return groups;
 }
 
+// Makes the choices about memory.
+void set_memory(Resolved& r, int64_t num_ranks) {
+  RunSpec run = r.run;
+  run.parallel.dispatcher = r.dispatcher.kind;
+  FitMachines machines = fit_machine(r.run.device, num_ranks);
+  machines.gpus = r.gpus;
+  const ChosenMemory chosen = choose_memory(counted_run(run, r.mesh), num_ranks, machines);
+  if (chosen.text.empty()) return;
+  const bool chooses = r.run.memory.automatic, offloads = chosen.run.memory.offload != r.run.memory.offload;
+  r.run.memory = chosen.run.memory;
+  r.run.optimizer.offload_buffer = chosen.run.optimizer.offload_buffer;
+  if (chooses) r.run.provenance["memory.recompute"] = "memory.fit";
+  if (chooses && offloads)
+    r.run.provenance["memory.offload"] = r.run.provenance["memory.offload_fraction"] = "memory.fit";
+  if (!chosen.buffer_limit.empty()) r.run.provenance["optimizer.offload_buffer"] = chosen.buffer_limit;
+  r.fit = chosen.text;
+}
+
 Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides), .ranks_per_machine = o.ranks_per_machine};
   r.run.check(o.ranks);
@@ -141,18 +160,7 @@ Resolved resolve(const Options& o) {
   }
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
   r.dispatcher = assumed_dispatcher(r.run, r.mesh, o.ranks_per_machine);
-  if (r.run.memory.fit_bytes > 0) {
-    RunSpec run = r.run;
-    run.parallel.dispatcher = r.dispatcher.kind;
-    const FitMachines machines{.gpus = r.gpus, .rank_host_bytes = fit_machine(r.run.device, o.ranks).rank_host_bytes};
-    const MemoryFit fit = fit_memory(counted_run(run, r.mesh), o.ranks, machines);
-    const bool chooses = r.run.memory.automatic, offloads = fit.run.memory.offload != r.run.memory.offload;
-    r.run.memory = fit.run.memory;
-    if (chooses) r.run.provenance["memory.recompute"] = "memory.fit";
-    if (chooses && offloads)
-      r.run.provenance["memory.offload"] = r.run.provenance["memory.offload_fraction"] = "memory.fit";
-    r.fit = fit.text();
-  }
+  set_memory(r, o.ranks);
   find_most_loaded(r);
   return r;
 }
@@ -208,9 +216,9 @@ ParameterBytes parameter_bytes(const RunSpec& run) {
 }
 
 std::string offload_text(const OptimizerSpec& o) {
-  if (o.offload && o.offload_buffer > 0)
+  if (o.offload && o.offload_buffer.value_or(0) > 0)
     return fmt::format("; {}master and state are in host memory beyond {} GiB of optimizer.offload_buffer",
-                       o.offload_grad ? "gradient, and " : "", o.offload_buffer);
+                       o.offload_grad ? "gradient, and " : "", *o.offload_buffer);
   if (o.offload && o.offload_grad) return "; gradient, master and state are in host memory";
   if (o.offload) return "; master and state are in host memory";
   return o.offload_grad ? "; the gradient is in host memory" : "";
@@ -241,6 +249,10 @@ std::vector<std::string> notes(const Resolved& r) {
   for (const RunNote& note : run_notes(r.run, r.mesh.world())) texts.push_back(note.text);
   if (const auto note = block_states_note(r.run)) texts.push_back(note->text);
   for (const std::string& note : hopper_notes(r.run)) texts.push_back(note);
+  if (chooses_buffer(r.run))
+    texts.emplace_back(
+        "optimizer.offload_buffer = \"auto\" counts as 0 here, since the memory of the GPU is not known; `train` chooses "
+        "it for the GPU that it finds; set memory.fit to choose it here");
   if (const std::string products = gpu_products_text(r.run, r.knows_gpus); !products.empty()) texts.push_back(products);
   return texts;
 }

@@ -9,7 +9,7 @@
 #include "cli/options.h"
 #include "io/files.h"
 #include "plan/fit.h"
-#include "plan/memory/fit_memory.h"
+#include "plan/memory/chosen_memory.h"
 #include "plan/print.h"
 #include "plan/search.h"
 #include "plan/sweep.h"
@@ -160,10 +160,11 @@ int run(const Options& o, Cli& cli) {
   RunSpec run = load_run_spec(o.recipe, o.overrides);
   if (o.search) return run_search(o, run, machine, assume);
   PartLibrary parts;
-  if (run.memory.fit_bytes > 0) {
-    const MemoryFit fit = fit_memory(parts, run_on(run, machine, assume.system), o.ranks, machine, assume);
-    run.memory = fit.run.memory;
-    cli.log.info("{}", fit.text());
+  const ChosenMemory chosen = choose_memory(parts, run_on(run, machine, assume.system), o.ranks, machine, assume);
+  if (!chosen.text.empty()) {
+    run.memory = chosen.run.memory;
+    run.optimizer.offload_buffer = chosen.run.optimizer.offload_buffer;
+    cli.log.info("{}", chosen.text);
   }
   const Prediction p = predict(parts, run, o.ranks, machine, assume);
   const std::string text = plan_text(p, run, machine, assume);

@@ -201,8 +201,10 @@ void check_optimizer(const RunSpec& s) {
   if (s.precision.compute == DType::f32)
     refuse_idle(s, "optimizer.master",
                 "precision.compute is \"f32\", and f32 weights are their own masters; set \"bf16\", or remove it");
-  if (!o.offload)
-    refuse_idle(s, "optimizer.offload_buffer", "optimizer.offload is false; set it to true, or remove offload_buffer");
+  MOEBIUS_CHECK(usage, o.offload || o.offload_buffer.value_or(0) == 0,
+                "optimizer.offload_buffer = {} would do nothing: optimizer.offload is false; set it to true, or remove "
+                "offload_buffer{}",
+                *o.offload_buffer, origin(s, "optimizer.offload_buffer"));
   check_grad(s);
 }
 

@@ -143,7 +143,11 @@ TEST(Check, RefusesSumsOfGradientsInBf16ThatCannotBe) {
   EXPECT_THAT(check_error({"optimizer.offload_grad=true"}),
               HasSubstr("optimizer.offload_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
                         "remove it [--set]"));
-  EXPECT_THAT(check_error({"optimizer.offload_buffer=2"}), HasSubstr("optimizer.offload is false; set it to true"));
+  EXPECT_THAT(check_error({"optimizer.offload_buffer=2"}),
+              HasSubstr("optimizer.offload_buffer = 2 would do nothing: optimizer.offload is false; set it to true, or "
+                        "remove offload_buffer [--set]"));
+  for (const char* idle : {"optimizer.offload_buffer=0", "optimizer.offload_buffer=auto"})
+    EXPECT_NO_THROW(parse({idle}).check(1)) << "a resolved recipe may have it";
   EXPECT_THAT(check_error({"optimizer.fuse_grad=true"}),
               HasSubstr("optimizer.fuse_grad = true would do nothing: optimizer.grad is \"f32\"; set \"bf16\", or "
                         "remove it [--set]"));

@@ -119,6 +119,7 @@ class RandomSpec {
     s.memory.automatic = coin() && coin();
     if (s.memory.automatic) s.memory.recompute = {};
     s.memory.fit_bytes = coin() ? 0 : 1 + upto(int64_t{1} << 40);
+    s.optimizer.offload_buffer = coin() ? std::nullopt : std::optional(0.125 * static_cast<double>(upto(9)));
     s.memory.expert_rows = coin() ? std::nullopt : std::optional(0.25 * static_cast<double>(upto(9)));
     s.checkpoint = {upto(99), upto(99), coin(), coin()};
     s.log = {1 + upto(99), coin(), coin(), text()};

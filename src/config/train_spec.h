@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,9 +61,10 @@ struct OptimizerSpec {
   MasterFormat master = MasterFormat::f32;  // other than f32: with a bf16 computation only
   GradFormat grad = GradFormat::f32;        // the same
   bool offload = false;                     // masters and state are in host memory
-  double offload_buffer = 0;                // GiB of device memory for some of them, with offload alone
-  bool offload_grad = false;                // bf16 sums of gradients are in host memory too
-  bool fuse_grad = false;  // products of experts add to bf16 sums of gradients themselves; changes no bit
+  // GiB of device memory for some of them, with offload alone. None: plan/memory/state_buffer.h chooses it, else 0.
+  std::optional<double> offload_buffer;
+  bool offload_grad = false;  // bf16 sums of gradients are in host memory too
+  bool fuse_grad = false;     // products of experts add to bf16 sums of gradients themselves; changes no bit
   double lr = 0.0;
   double min_lr = 0.0;
   int64_t warmup_steps = 0;

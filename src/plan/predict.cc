@@ -71,8 +71,8 @@ class Predicting {
   void add_once(int64_t pp_rank);
   void add_update();
   double offload_seconds(int64_t pp_rank);
-  void add_host_link(const RankParams& params, double forward);
-  double offloaded_bytes(int64_t pp_rank);
+  void add_host_link(const RankParams& params);
+  double offloaded_bytes(const StageSpec& stage);
   void add_sharded_layers(const ShardedTime& time);
   void add_matrices(const RankParams& params);
   double exchange_before(const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets);
@@ -264,10 +264,7 @@ void Predicting::add_rank(int64_t pp_rank) {
 double Predicting::offload_seconds(int64_t pp_rank) {
   double exposed = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-    const StageSpec& stage = layout_.at(pp_rank, v);
-    double bytes = 0;
-    for (int64_t i = 0; i < stage.num_layers; ++i) bytes += parts_.layer(stage.first_layer + i).offloaded_bytes();
-    const double copy = bytes / (machine_.link_gb_s * 1e9);
+    const double copy = offloaded_bytes(layout_.at(pp_rank, v)) / (machine_.link_gb_s * 1e9);
     // Each of two separate backward passes copies them back.
     const double copies_back = parts_.pipeline(pp_rank).splits[static_cast<size_t>(v)] ? 2 : 1;
     exposed += std::max(0.0, copy - stage_of(pp_rank, v).forward.total());
@@ -277,31 +274,31 @@ double Predicting::offload_seconds(int64_t pp_rank) {
 }
 
 // Adds the time of masters, states and sums of gradients on the host. They are read and written over its link in both
-// directions at once. An update moves some of them while it works on others, and it may overlap with the first forward
-// pass, whose activations share the link. States in optimizer.offload_buffer stay on the device. Each micro-batch except
-// the first reads the sums to which it adds.
-void Predicting::add_host_link(const RankParams& params, double forward) {
+// directions at once. An update may overlap with the first forward pass of layers, whose activations share the link; the
+// head needs weights that come last. Each micro-batch except the first reads the sums to which it adds.
+void Predicting::add_host_link(const RankParams& params) {
   const OptimizerSpec& o = run_.optimizer;
   const double link = machine_.link_gb_s * 1e9;
   if (const double activations = spec_.offload.any() ? offload_seconds(slowest_) : 0; activations > 0)
     result_.phases["host link"] = activations;
   if (!machine_.is_gpu || (!o.offload && !o.offload_grad && !spec_.offload_weights)) return;
-  double beside = o.offload && o.kind != OptimizerKind::muon ? result_.phases["optimizer"] : 0;
-  if (can_overlap_update(spec_)) beside += std::max(0.0, forward - offloaded_bytes(slowest_) / link);
+  const double kernels = o.offload && o.kind != OptimizerKind::muon ? result_.phases["optimizer"] : 0;
+  double pass = 0;
+  for (int64_t v = 0; v < layout_.num_virtual() && can_overlap_update(spec_); ++v)
+    pass += stage_of(slowest_, v).layers_forward.total() - offloaded_bytes(layout_.at(slowest_, v)) / link;
+  const auto exposed = [&](double bytes) { return exposed_update_seconds(bytes / link, kernels, pass); };
+  const double states = host_states_bytes(o, static_cast<double>(params.owned));
   double update = host_update_bytes(o, static_cast<double>(params.owned));
   if (spec_.offload_weights) update += static_cast<double>(params.owned * size_of(spec_.precision.compute));
-  const double M = static_cast<double>(spec_.num_micro_batches);
-  const double sums = o.offload_grad ? M * 2 * static_cast<double>(params.sums_apart) : 0;
-  result_.phases["host link"] += std::max(0.0, update / link - beside) + sums / link;
+  result_.states_link_s = exposed(update) - exposed(update - states);
+  const double sums = o.offload_grad ? 2.0 * static_cast<double>(spec_.num_micro_batches * params.sums_apart) : 0;
+  result_.phases["host link"] += exposed(update) + sums / link;
 }
 
-// Returns the bytes of activations that a forward pass of a rank moves to the host.
-double Predicting::offloaded_bytes(int64_t pp_rank) {
+// Returns the bytes of activations that a forward pass of a stage moves to the host.
+double Predicting::offloaded_bytes(const StageSpec& stage) {
   double bytes = 0;
-  for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-    const StageSpec& stage = layout_.at(pp_rank, v);
-    for (int64_t i = 0; i < stage.num_layers; ++i) bytes += parts_.layer(stage.first_layer + i).offloaded_bytes();
-  }
+  for (int64_t i = 0; i < stage.num_layers; ++i) bytes += parts_.layer(stage.first_layer + i).offloaded_bytes();
   return bytes;
 }
 
@@ -342,7 +339,7 @@ void Predicting::add_update() {
     forward += stage_of(slowest_, v).forward.total();
     backward += stage_of(slowest_, v).backward.total();
   }
-  add_host_link(params, forward);
+  add_host_link(params);
   const auto exchange = [&](const std::map<Axis, double>& bytes, const std::map<Axis, int64_t>& buckets, GroupCall call,
                             double window) {
     double all = 0, memory_s = 0;

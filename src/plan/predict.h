@@ -42,6 +42,7 @@ struct Prediction {
   double transfer_s = 0;                  // seconds of a message between stages
   double message_bytes = 0;               // bytes of such a message
   double launch_s = 0;                    // seconds of the slowest rank's passes between kernels
+  double states_link_s = 0;               // seconds of the phase "host link" in which states on the host move
   double messages = 0;                    // messages that the slowest rank sends in a step
   std::vector<RankMemory> memory;         // [pp_rank]
   size_t fullest = 0;                     // index into `memory` of the rank that needs the most

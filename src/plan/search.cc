@@ -16,9 +16,11 @@
 #include "config/run_check.h"
 #include "core/thread_pool.h"
 #include "parallel/optim/optimizer.h"
+#include "plan/memory/state_buffer.h"
 #include "plan/print.h"
 #include "plan/search/memory_fitting.h"
 #include "plan/search/passes_bound.h"
+#include "plan/search/phase_difference.h"
 #include "plan/search/products_bound.h"
 
 namespace moebius {
@@ -66,7 +68,7 @@ class Search {
     run_.memory.automatic = false;
     for (const PrecisionRecipe recipe : limits_.recipes.empty() ? std::vector{run_.precision.recipe} : limits_.recipes)
       sharding_[recipe] = moebius::sharding_choices(run_, ranks_, recipe, limits_);
-    bytes_ = (options.memory_gb > 0 ? options.memory_gb : 0.95 * of_rank_.memory_gb) * 1e9;
+    bytes_ = (options.memory_gb > 0 ? options.memory_gb : (1 - kFreeShare) * of_rank_.memory_gb) * 1e9;
     const auto fit = static_cast<double>(run.memory.fit_bytes);
     if (fit > 0) bytes_ = options.memory_gb > 0 ? std::min(bytes_, fit) : fit;
   }
@@ -150,6 +152,8 @@ class Search {
                   o.checks = RunChecks::none;
                   return timed(c, o);
                 },
+            .buffer = candidate_buffers(parts_, run_, ranks_, machine_, assume_.system, bytes_),
+            .link_bytes_s = machine_.link_gb_s * 1e9,
             .host_limit = [this](double bytes) { return host_limit(bytes); },
             .bytes = bytes_,
             .slowest_s = is_full ? best_.back().step_s : std::numeric_limits<double>::infinity(),
@@ -242,6 +246,7 @@ double Search::bound_seconds(const Candidate& c, bool updates) const {
   const ShardingChoice needed = needed_sharding(c);
   least.memory.fsdp = needed.fsdp;
   least.memory.shard_gradients = needed.shard_gradients;
+  if (c.memory.offload && !run_.optimizer.offload_buffer) least.memory.buffer = 1e6;  // for all states
   if (updates) return kRounding * timed(least, bounds).step_s;
   return kRounding * passes_seconds(parts_, run_of(run_, least), ranks_, machine_, assume_,
                                     {.checks = RunChecks::none, .times = &times_});
@@ -388,28 +393,6 @@ void Search::choose() {
   result_.num_slower += static_cast<int64_t>(timed_.size() + untimed_.size());
 }
 
-// Returns the phases to compare. Both passes are one phase, since the slowest rank may or may not have the loss.
-std::map<std::string, double> compared_phases(const Prediction& p) {
-  std::map<std::string, double> phases;
-  for (const auto& [name, seconds] : p.phases)
-    phases[name == "forward" || name == "backward" ? "compute" : name] += seconds;
-  return phases;
-}
-
-// Names the phases that take longer than in the best layout, the largest first.
-std::string difference(const Prediction& p, const Prediction& best) {
-  std::vector<std::pair<double, std::string>> longer;
-  std::map<std::string, double> mine = compared_phases(p), of_best = compared_phases(best);
-  for (const auto& [name, seconds] : mine) {
-    const double more = (seconds - of_best[name]) / best.step_s;
-    if (std::abs(more) >= 0.002) longer.emplace_back(more, name);
-  }
-  std::sort(longer.rbegin(), longer.rend());
-  std::string text = fmt::format("{:+.1f} %", 100 * (p.step_s / best.step_s - 1));
-  for (const auto& [more, name] : longer) text += fmt::format(", {} {:+.1f}", name, 100 * more);
-  return text;
-}
-
 // Returns a text about the host memory limit; empty if the search may not offload.
 std::string Search::host_text() const {
   if (!machine_.is_gpu || offload_choices(run_, limits_).size() == 1) return "";
@@ -466,7 +449,7 @@ void Search::finish() {
     return a.prediction.step_s < b.prediction.step_s;
   });
   for (FoundLayout& layout : result_.layouts)
-    layout.why_worse = difference(layout.prediction, result_.layouts[0].prediction);
+    layout.why_worse = phase_difference(layout.prediction, result_.layouts[0].prediction);
   result_.memory_bytes = bytes_;
   result_.named = limits_.named.text();
 }

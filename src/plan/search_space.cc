@@ -400,6 +400,7 @@ void set_layout(RunSpec& run, const RunSpec& of, const Candidate& c) {
   if (expert_rows_budget(run) > 0 && c.parallel.ep * c.parallel.etp > 1) run.memory.offload.tensors.expert_up = false;
   if (!run.memory.offload.any()) run.memory.offload = {};
   run.optimizer.offload = c.memory.offload;
+  run.optimizer.offload_buffer = c.memory.buffer ? c.memory.buffer : of.optimizer.offload_buffer;
   if (!c.memory.offload) run.optimizer.offload_buffer = 0;
   run.optimizer.offload_grad = c.memory.offload_grad;
   run.checkpoint.async_save = of.checkpoint.async_save && (!c.memory.offload || of.optimizer.offload);
@@ -443,6 +444,7 @@ std::vector<std::string> keys_of(const RunSpec& run, const Candidate& c) {
   add(run.optimizer.offload != c.memory.offload, fmt::format("optimizer.offload={}", c.memory.offload));
   add(run.optimizer.offload_grad != c.memory.offload_grad,
       fmt::format("optimizer.offload_grad={}", c.memory.offload_grad));
+  add(c.memory.buffer.has_value(), fmt::format("optimizer.offload_buffer={}", c.memory.buffer.value_or(0)));
   add(own.fsdp != c.memory.fsdp, fmt::format("parallel.fsdp={}", c.memory.fsdp));
   add(own.shard_gradients != c.memory.shard_gradients,
       fmt::format("parallel.shard_gradients={}", c.memory.shard_gradients));

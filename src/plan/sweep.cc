@@ -8,7 +8,7 @@
 #include <map>
 
 #include "io/html_text.h"
-#include "plan/memory/fit_memory.h"
+#include "plan/memory/chosen_memory.h"
 #include "plan/print.h"
 
 namespace moebius {
@@ -44,8 +44,11 @@ SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& swe
       point.set = std::move(best.set);
       point.prediction = std::move(best.prediction);
     } else {
-      if (run.memory.fit_bytes > 0)
-        run.memory = fit_memory(parts, run_on(run, machine, assume.system), ranks, machine, assume).run.memory;
+      const ChosenMemory chosen = choose_memory(parts, run_on(run, machine, assume.system), ranks, machine, assume);
+      if (!chosen.text.empty()) {
+        run.memory = chosen.run.memory;
+        run.optimizer.offload_buffer = chosen.run.optimizer.offload_buffer;
+      }
       point.prediction = predict(parts, run, ranks, machine, assume);
     }
   } catch (const Error& e) {

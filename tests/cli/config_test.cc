@@ -153,6 +153,38 @@ TEST(CliConfig, PrintsTheRankThatNeedsMostOfItsGpu) {
   EXPECT_EQ(json.at("provenance").at("memory.recompute"), "memory.fit");
 }
 
+// States on the host get the memory that memory.fit leaves. A machine without a GPU has no other limit, and says so.
+TEST(CliConfig, PrintsTheBufferOfStates) {
+  TestDir dir;
+  const auto json = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"config",
+                                   MOEBIUS_SOURCE_DIR "/recipes/bench_qwen3_30b_a3b_8layers.toml",
+                                   "--json",
+                                   "--set",
+                                   "optimizer.offload=true",
+                                   "--set",
+                                   "checkpoint.async=false"};
+    for (const std::string& each : more) words.insert(words.end(), {"--set", each});
+    return json_of(run_moebius(dir, words));
+  };
+  const auto peak = [](const nlohmann::json& j) {
+    return j.at("memory_beside_bytes").at("gpu_predicted_peak").get<int64_t>();
+  };
+  const auto none = json({"optimizer.offload_buffer=0"}), fit = json({"memory.fit=100GiB"});
+  EXPECT_THAT(fit.at("recipe"), testing::ContainsRegex("offload_buffer = [1-9][0-9]*[.][0-9]+\n"));
+  EXPECT_EQ(fit.at("provenance").at("optimizer.offload_buffer"), "memory.fit");
+  EXPECT_THAT(fit.at("memory_fit"), testing::HasSubstr(", optimizer.offload_buffer = "));
+  EXPECT_GT(peak(fit), peak(none) + (int64_t{1} << 30));
+  EXPECT_LE(peak(fit), int64_t{100} << 30);
+  EXPECT_GT(none.at("memory_beside_bytes").at("host_pinned"), fit.at("memory_beside_bytes").at("host_pinned"));
+  if (Accelerator::count() > 0) return;
+  const auto unknown = json({});
+  EXPECT_THAT(unknown.at("recipe"), testing::HasSubstr("offload_buffer = \"auto\"\n"));
+  EXPECT_THAT(unknown.at("notes").dump(),
+              testing::HasSubstr("counts as 0 here, since the memory of the GPU is not known"));
+  EXPECT_EQ(peak(unknown), peak(none));
+}
+
 // Sharded layers take less memory of each rank, and so does each of the two keys by itself.
 TEST(CliConfig, ShowsThatShardedLayersTakeLess) {
   TestDir dir;

@@ -149,6 +149,18 @@ std::string recompute_hint(const json& v) {
   return "";
 }
 
+// Returns a key with a number, or "auto" for none. field: returns the optional number of a run.
+template <class Field>
+RecipeKey number_or_auto(const char* name, Field field) {
+  const ValueRule number = float_or_zero(1e6);
+  const auto accepts = [number](const json& v) { return v == "auto" || number.accepts(v); };
+  const auto read = [field](RunSpec& s, const json& v) {
+    field(s) = v == "auto" ? std::nullopt : std::optional(v.get<double>());
+  };
+  const auto write = [field](const RunSpec& s) { return field(s) ? json(*field(s)) : json("auto"); };
+  return {name, {number.expects + ", or \"auto\"", accepts}, read, write, Resume::free};
+}
+
 }  // namespace
 
 std::optional<RecomputeSpec> parse_recompute(const std::vector<std::string>& texts) {
@@ -298,13 +310,12 @@ RecipeKey offload_fraction_key() {
 }
 
 RecipeKey expert_rows_key() {
-  const ValueRule number = float_or_zero(1e6);
-  const auto accepts = [number](const json& v) { return v == "auto" || number.accepts(v); };
-  const auto read = [](RunSpec& s, const json& v) {
-    s.memory.expert_rows = v == "auto" ? std::nullopt : std::optional(v.get<double>());
-  };
-  const auto write = [](const RunSpec& s) { return s.memory.expert_rows ? json(*s.memory.expert_rows) : json("auto"); };
-  return {"memory.expert_rows", {number.expects + ", or \"auto\"", accepts}, read, write, Resume::free};
+  return number_or_auto("memory.expert_rows", [](auto& s) -> decltype(auto) { return (s.memory.expert_rows); });
+}
+
+RecipeKey offload_buffer_key() {
+  return number_or_auto("optimizer.offload_buffer",
+                        [](auto& s) -> decltype(auto) { return (s.optimizer.offload_buffer); });
 }
 
 RecipeKey fit_key() {

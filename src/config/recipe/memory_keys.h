@@ -1,4 +1,4 @@
-// The values of memory.recompute, memory.offload and memory.fit as text.
+// The values of memory.recompute, memory.offload and memory.fit as text, and keys about memory with rules of their own.
 #pragma once
 
 #include <cstdint>
@@ -35,5 +35,6 @@ RecipeKey offload_key();
 RecipeKey offload_fraction_key();
 RecipeKey fit_key();
 RecipeKey expert_rows_key();
+RecipeKey offload_buffer_key();
 
 }  // namespace moebius

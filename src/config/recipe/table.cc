@@ -227,7 +227,7 @@ std::vector<RecipeKey> optimizer_keys() {
                       free),
       optimizer.named("grad", &OptimizerSpec::grad, {{"f32", GradFormat::f32}, {"bf16", GradFormat::bf16}}, free),
       optimizer.key("offload", &OptimizerSpec::offload, any_boolean(), free),
-      optimizer.key("offload_buffer", &OptimizerSpec::offload_buffer, float_or_zero(1e6), free),
+      offload_buffer_key(),
       optimizer.key("offload_grad", &OptimizerSpec::offload_grad, any_boolean(), free),
       optimizer.key("fuse_grad", &OptimizerSpec::fuse_grad, any_boolean(), free),
       required(optimizer.key("lr", &OptimizerSpec::lr, float_above_zero())),

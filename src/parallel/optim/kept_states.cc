@@ -34,7 +34,7 @@ int64_t states_bytes(const OptimizerSpec& spec, const StatesOf& of) {
 std::vector<bool> kept_states(const OptimizerSpec& spec, std::span<const StatesOf> params) {
   std::vector<bool> kept(params.size());
   if (!spec.offload) return kept;
-  double left = spec.offload_buffer * static_cast<double>(int64_t{1} << 30);
+  double left = spec.offload_buffer.value_or(0) * static_cast<double>(int64_t{1} << 30);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto bytes = static_cast<double>(states_bytes(spec, params[i]));
     kept[i] = bytes > 0 && bytes <= left;

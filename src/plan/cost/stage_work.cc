@@ -56,6 +56,7 @@ StageWork work_of(const TimeContext& c, const StageParts& parts, PartTimes& time
     add(*last, l.count, l.has_backward);
   }
   if (last && !parts.norm) work.forward += last->leave;
+  work.layers_forward = work.forward;
   add(times.of(c, *parts.ends, parts.mtp_is_moe, false), 1, true);
   return work;
 }

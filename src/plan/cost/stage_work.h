@@ -10,6 +10,7 @@ namespace moebius {
 // The times of a stage for one micro-batch.
 struct StageWork {
   PassTime forward, backward;     // forward: with the loss; backward: both of its passes
+  PassTime layers_forward;        // the part of forward that is of layers, without embedding, head and loss
   PassTime backward_weight;       // the part of backward that is a pass of its own; zero if the two run as one
   PassTime copies, stored_first;  // once a step (PartTime)
 };

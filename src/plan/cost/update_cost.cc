@@ -40,10 +40,22 @@ double update_operations(const OptimizerSpec& optimizer) {
   return kCodeOperations * static_cast<double>(num_moments(optimizer));
 }
 
-double host_update_bytes(const OptimizerSpec& optimizer, double owned) {
+double host_states_bytes(const OptimizerSpec& optimizer, double owned) {
+  if (!optimizer.offload) return 0;
   const double all = owned * (static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer));
-  const double on_host = std::max(0.0, all - optimizer.offload_buffer * static_cast<double>(int64_t{1} << 30));
-  return (optimizer.offload ? on_host : 0) + (optimizer.offload_grad ? 2 * owned : 0);
+  const double on_host =
+      std::max(0.0, all - optimizer.offload_buffer.value_or(0) * static_cast<double>(int64_t{1} << 30));
+  return on_host;
+}
+
+double host_update_bytes(const OptimizerSpec& optimizer, double owned) {
+  return host_states_bytes(optimizer, owned) + (optimizer.offload_grad ? 2 * owned : 0);
+}
+
+double exposed_update_seconds(double moves, double kernels, double pass) {
+  if (moves <= kernels) return 0;
+  const double beside = std::clamp(pass / moves, 0.0, 1.0);  // the part of the update
+  return moves - kernels - beside * (moves - kernels);
 }
 
 EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {

@@ -36,5 +36,33 @@ TEST(UpdateCost, BufferedStatesLeaveTheHostLinkOfAPlan) {
   EXPECT_EQ(link("optimizer.offload_buffer=100"), 0);
 }
 
+// Steps of one H200 with buffers of 0, 2 and 6 GiB took 8.1, 5.7 and -1.1 % more than with states on the GPU
+// (docs/measurements/memory.md). Their links moved 44.9, 43.1 and 45.4 GB/s.
+TEST(UpdateCost, OfStatesOnTheHostIsAsMeasured) {
+  PartLibrary parts;
+  const auto step_s = [&](double link, const std::vector<std::string>& more) {
+    std::vector<std::string> set{"train.micro_batch=4", "optimizer.master=\"bf16_stochastic\"",
+                                 "optimizer.state=\"8bit\""};
+    set.insert(set.end(), more.begin(), more.end());
+    PlanMachine h200 = machine("h200");
+    h200.link_gb_s = link;
+    return predict(parts, recipe("bench_qwen3_30b_a3b_8layers.toml", set), 1, h200, {}).step_s;
+  };
+  const auto more = [&](double link, const char* buffer) {
+    return 100 * (step_s(link, {"optimizer.offload=true", buffer}) / step_s(link, {}) - 1);
+  };
+  EXPECT_NEAR(more(44.9, "optimizer.offload_buffer=0"), 8.1, 1);
+  EXPECT_NEAR(more(43.1, "optimizer.offload_buffer=2"), 5.7, 1);
+  EXPECT_NEAR(more(45.4, "optimizer.offload_buffer=6"), -1.1, 2);
+}
+
+TEST(UpdateCost, IsHiddenByItsKernelsAndByAPass) {
+  EXPECT_EQ(exposed_update_seconds(/*moves=*/4, /*kernels=*/1, /*pass=*/0), 3);
+  EXPECT_EQ(exposed_update_seconds(4, 0, 1), 3);
+  EXPECT_EQ(exposed_update_seconds(4, 1, 1), 2.25) << "a quarter of the kernels runs beside the pass";
+  EXPECT_EQ(exposed_update_seconds(4, 1, 9), 0);
+  EXPECT_EQ(exposed_update_seconds(4, 5, 1), 0);
+}
+
 }  // namespace
 }  // namespace moebius

@@ -16,7 +16,18 @@ FitMachines fit_machine(DeviceKind device, int64_t ranks) {
   const auto sharing = static_cast<double>(std::max(gpus, std::min(ranks, kRanksOfAHost)));
   m.rank_host_bytes =
       std::max(kGiB, kStep * std::floor(static_cast<double>(available_memory_bytes()) / sharing / kStep));
+  if (device != DeviceKind::cuda) return m;
+  for (int i = 0; i < std::min(ranks, gpus); ++i) {
+    const int64_t bytes = gpu_bytes_of_rank(Accelerator::describe(i), /*num_sharing=*/1);
+    m.gpu_bytes = i == 0 ? bytes : std::min(m.gpu_bytes, bytes);
+  }
   return m;
+}
+
+int64_t gpu_bytes_of_rank(const AcceleratorInfo& gpu, int64_t num_sharing) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  const bool is_free = gpu.memory_bytes - gpu.free_bytes <= num_sharing * kGiB;  // but for contexts of the ranks
+  return (is_free ? gpu.memory_bytes : gpu.free_bytes / kGiB * kGiB) / num_sharing;
 }
 
 FitMachines common_machines(const std::vector<FitMachines>& all) {
@@ -24,11 +35,18 @@ FitMachines common_machines(const std::vector<FitMachines>& all) {
   for (const FitMachines& m : all) {
     common.gpus.hopper |= m.gpus.hopper;
     common.gpus.others |= m.gpus.others;
+    common.gpu_bytes = std::min(common.gpu_bytes, m.gpu_bytes);
     if (m.rank_host_bytes == 0) continue;
     common.rank_host_bytes =
         common.rank_host_bytes == 0 ? m.rank_host_bytes : std::min(common.rank_host_bytes, m.rank_host_bytes);
   }
   return common;
+}
+
+PlanMachine usual_machine_of(DeviceKind device, const FitMachines& machines) {
+  PlanMachine machine = usual_machine(device == DeviceKind::cuda, machines.rank_host_bytes);
+  if (machine.is_gpu) machine.capability = machines.gpus.hopper ? 90 : 80;
+  return machine;
 }
 
 }  // namespace moebius

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/accelerator.h"
 #include "device/gpus_found.h"
+#include "plan/machine.h"
 
 namespace moebius {
 
@@ -13,13 +15,21 @@ struct FitMachines {
   GpuKinds gpus;  // the kinds of all GPUs; the run fits on each of them
   // Host memory of a rank, on the machine that has the least. 0: that of the host of an H100.
   double rank_host_bytes = 0;
+  // Memory of the GPU of a rank, the least of all ranks', or its part if ranks share one. 0: it is not known.
+  int64_t gpu_bytes = 0;
 };
 
 // Returns those of this machine for a run on this device. If it has GPUs, a rank's share of the available host memory is
 // in whole steps of 16 GiB, so that hosts of one kind give the same figure. The share is for as many ranks as there are
-// GPUs or, if they are more, for up to 8 of `ranks`: a launcher may show each rank a GPU of its own.
+// GPUs or, if they are more, for up to 8 of `ranks`: a launcher may show each rank a GPU of its own. gpu_bytes is for
+// ranks that have a GPU of their own.
 FitMachines fit_machine(DeviceKind device, int64_t ranks);
+// Returns the memory of a GPU for each of the ranks that share it. That is all of its memory, or, if other programs hold
+// more than a GiB of it, what they leave, in whole GiB.
+int64_t gpu_bytes_of_rank(const AcceleratorInfo& gpu, int64_t num_sharing);
 // Returns those of several machines; all: at least one.
 FitMachines common_machines(const std::vector<FitMachines>& all);
+// Returns the machine for which memory is chosen: an H100 or a CPU with these figures.
+PlanMachine usual_machine_of(DeviceKind device, const FitMachines& machines);
 
 }  // namespace moebius

@@ -53,25 +53,14 @@ std::vector<RecomputeSpec> all_sets(const ModelSpec& model) {
   return sets;
 }
 
-RunSpec without_choice(RunSpec run) {
-  run.memory.automatic = false;
-  run.memory.fit_bytes = 0;
-  return run;
-}
-
 class Fitting {
  public:
   Fitting(PartLibrary& library, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
           const Assumptions& assume, bool others_too)
-      : library_(library),
-        run_(run),
-        specs_(specs_of(without_choice(run), ranks, machine, others_too)),
-        layout_(stages_of(specs_[0])),
-        machine_(machine.of_rank(specs_[0].threads)),
-        assume_(assume) {
-    for (int64_t r = 0; r < layout_.num_ranks; ++r)
-      uses_.push_back(pipeline_use(specs_[0].pipeline, specs_[0].mesh.pp, r));
-  }
+      : run_(run),
+        memory_(library, run, ranks, machine, others_too),
+        machine_(machine.of_rank(memory_.spec().threads)),
+        assume_(assume) {}
 
   MemoryFit result() { return *result_below(std::numeric_limits<double>::infinity(), 0); }
 
@@ -86,7 +75,7 @@ class Fitting {
     fit.run.memory.automatic = false;
     fit.run.memory.recompute = chosen;
     if (run_.memory.automatic) leave_out_recomputed(fit.run.memory);
-    for (int64_t r = 0; r < layout_.num_ranks; ++r) {
+    for (int64_t r = 0; r < memory_.num_pp_ranks(); ++r) {
       fit.bytes = std::max(fit.bytes, bytes(r, chosen));
       fit.host_bytes = std::max(fit.host_bytes, host_bytes(r, chosen));
       const double s = seconds(r, chosen);
@@ -106,7 +95,7 @@ class Fitting {
   void compare_with_kept(MemoryFit& fit) const {
     double kept_s = 0;
     fit.kept_bytes = 0;
-    for (int64_t r = 0; r < layout_.num_ranks; ++r) {
+    for (int64_t r = 0; r < memory_.num_pp_ranks(); ++r) {
       fit.kept_bytes = std::max(fit.kept_bytes, bytes(r, {}));
       kept_s = std::max(kept_s, seconds(r, {}));
     }
@@ -114,46 +103,14 @@ class Fitting {
   }
 
  private:
-  static std::vector<EngineSpec> specs_of(const RunSpec& run, int64_t ranks, const PlanMachine& machine,
-                                          bool others_too) {
-    std::vector<EngineSpec> specs = specs_of_dispatchers(run, ranks, machine);
-    const size_t n = others_too ? specs.size() : 0;
-    for (size_t i = 0; i < n; ++i) specs.push_back(on_other_gpu(specs[i]));
-    return specs;
-  }
-
-  // Ranks that share experts may find at the start that they can access each other's memory.
-  static std::vector<EngineSpec> specs_of_dispatchers(RunSpec run, int64_t ranks, const PlanMachine& machine) {
-    std::vector<EngineSpec> specs{planned_engine_spec_on(run, ranks, machine)};
-    if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
-    for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
-      if (kind == DispatcherKind::two_level && run.device == DeviceKind::cuda) continue;  // only where it is named
-      run.parallel.dispatcher = kind;
-      try {
-        specs.push_back(planned_engine_spec_on(run, ranks, machine));
-      } catch (const Error& e) {
-        if (e.kind() != ErrorKind::usage) throw;  // this layout is refused, so no run uses it
-      }
-    }
-    return specs;
-  }
-
-  int64_t bytes(int64_t pp_rank, const RecomputeSpec& recompute) const {
-    int64_t most = 0;
-    for (EngineSpec spec : specs_) {
-      spec.recompute = recompute;
-      LayoutParts parts(library_, spec);
-      most = std::max(most, rank_memory(parts, layout_, uses_[static_cast<size_t>(pp_rank)], pp_rank).total());
-    }
-    return most;
-  }
+  int64_t bytes(int64_t pp_rank, const RecomputeSpec& recompute) const { return memory_.bytes(pp_rank, recompute); }
 
   // Returns the pinned host memory of a rank, with that of an asynchronous save: at most its weights, masters and moments.
   int64_t host_bytes(int64_t pp_rank, const RecomputeSpec& recompute) const {
-    EngineSpec spec = specs_[0];
+    EngineSpec spec = memory_.spec();
     spec.recompute = recompute;
-    LayoutParts parts(library_, spec);
-    const RankMemory m = rank_memory(parts, layout_, uses_[static_cast<size_t>(pp_rank)], pp_rank);
+    LayoutParts parts(memory_.library(), spec);
+    const RankMemory m = rank_memory(parts, memory_.layout(), memory_.use(pp_rank), pp_rank);
     const int64_t saved =
         run_.checkpoint.async_save ? m.of(Life::param) + m.of(Life::master) + m.of(Life::optimizer) : 0;
     return m.host_bytes() + saved;
@@ -170,9 +127,9 @@ class Fitting {
 
   // Returns the time of the passes of one micro-batch.
   double seconds(int64_t pp_rank, const RecomputeSpec& recompute) const {
-    EngineSpec spec = specs_[0];
+    EngineSpec spec = memory_.spec();
     spec.recompute = recompute;
-    LayoutParts parts(library_, spec);
+    LayoutParts parts(memory_.library(), spec);
     const TimeContext context{.machine = machine_, .assume = assume_, .spec = spec};
     double forward = 0, backward = 0, sum = 0;
     const auto add = [&](const PartWork& part, bool is_moe, bool is_layer, bool has_backward) {
@@ -180,31 +137,31 @@ class Fitting {
       forward += t.forward.total();
       backward += t.loss.total() + (has_backward ? t.backward.total() : 0);
     };
-    for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-      const StageSpec& stage = layout_.at(pp_rank, v);
+    for (int64_t v = 0; v < memory_.layout().num_virtual(); ++v) {
+      const StageSpec& stage = memory_.layout().at(pp_rank, v);
       forward = backward = 0;
       double offloaded = 0;
       for (int64_t i = 0; i < stage.num_layers; ++i) offloaded += parts.layer(stage.first_layer + i).offloaded_bytes();
       for (int64_t i = stage.first_layer; i < stage.first_layer + stage.num_layers; ++i)
         add(parts.layer(i), spec.model.is_moe_layer(i), true, i >= parts.first_backward());
       add(parts.ends(stage), holds_mtp(stage) && spec.model.is_moe_layer(spec.model.num_layers), false, true);
-      const bool splits = uses_[static_cast<size_t>(pp_rank)].splits[static_cast<size_t>(v)];
+      const bool splits = memory_.use(pp_rank).splits[static_cast<size_t>(v)];
       sum += forward + backward + copies_seconds(offloaded, forward, backward, splits);
     }
     return sum;
   }
 
-  bool holds_mtp(const StageSpec& stage) const { return stage.num_mtp > 0 && specs_[0].shape.num_mtp > 0; }
+  bool holds_mtp(const StageSpec& stage) const { return stage.num_mtp > 0 && memory_.spec().shape.num_mtp > 0; }
 
   // Returns the layers, those with the most sets in flight first.
   std::vector<HeldLayer> layers_of(int64_t pp_rank) const {
     std::vector<HeldLayer> layers;
-    for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-      const StageSpec& stage = layout_.at(pp_rank, v);
-      const int64_t sets = uses_[static_cast<size_t>(pp_rank)].num_saved[static_cast<size_t>(v)];
+    for (int64_t v = 0; v < memory_.layout().num_virtual(); ++v) {
+      const StageSpec& stage = memory_.layout().at(pp_rank, v);
+      const int64_t sets = memory_.use(pp_rank).num_saved[static_cast<size_t>(v)];
       for (int64_t i = 0; i < stage.num_layers; ++i) layers.push_back({stage.first_layer + i, sets});
       for (int64_t i = 0; holds_mtp(stage) && i < stage.num_mtp; ++i)
-        layers.push_back({specs_[0].model.num_layers + i, sets});
+        layers.push_back({memory_.spec().model.num_layers + i, sets});
     }
     std::stable_sort(layers.begin(), layers.end(),
                      [](const HeldLayer& a, const HeldLayer& b) { return a.num_saved > b.num_saved; });
@@ -230,7 +187,7 @@ class Fitting {
   std::vector<UniformSet> uniform_sets(int64_t pp_rank, const std::vector<HeldLayer>& layers) const {
     const auto alone = [&](const RecomputeSpec& set) { return spec_of({.rest = set}, layers); };
     std::vector<UniformSet> sets;
-    for (const RecomputeSpec& set : all_sets(specs_[0].model))
+    for (const RecomputeSpec& set : all_sets(memory_.spec().model))
       sets.push_back({.set = set, .bytes = bytes(pp_rank, alone(set)), .seconds = seconds(pp_rank, set)});
     std::stable_sort(sets.begin(), sets.end(),
                      [](const UniformSet& a, const UniformSet& b) { return a.seconds < b.seconds; });
@@ -291,10 +248,10 @@ class Fitting {
   [[noreturn]] void fail(int64_t pp_rank, const std::vector<UniformSet>& sets) const {
     const auto least =
         std::min_element(sets.begin(), sets.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
-    EngineSpec spec = specs_[0];
+    EngineSpec spec = memory_.spec();
     spec.recompute = least->set;
-    LayoutParts parts(library_, spec);
-    const RankMemory m = rank_memory(parts, layout_, uses_[static_cast<size_t>(pp_rank)], pp_rank);
+    LayoutParts parts(memory_.library(), spec);
+    const RankMemory m = rank_memory(parts, memory_.layout(), memory_.use(pp_rank), pp_rank);
     const int64_t passes =
         m.of(Life::saved) + m.of(Life::stack) + m.of(Life::rows) + m.of(Life::batch) + m.of(Life::comm);
     MOEBIUS_FAIL(
@@ -328,11 +285,11 @@ class Fitting {
   }
 
   std::optional<RecomputeSpec> choose(double limit_s, int64_t first_rank) const {
-    const ModelSpec& model = specs_[0].model;
+    const ModelSpec& model = memory_.spec().model;
     std::vector<RecomputeSpec> of_layer(
-        static_cast<size_t>(model.num_layers + (specs_[0].shape.num_mtp > 0 ? model.num_mtp_layers : 0)));
-    for (int64_t i = 0; i < layout_.num_ranks; ++i) {
-      const int64_t r = (first_rank + i) % layout_.num_ranks;
+        static_cast<size_t>(model.num_layers + (memory_.spec().shape.num_mtp > 0 ? model.num_mtp_layers : 0)));
+    for (int64_t i = 0; i < memory_.num_pp_ranks(); ++i) {
+      const int64_t r = (first_rank + i) % memory_.num_pp_ranks();
       const std::vector<HeldLayer> layers = layers_of(r);
       const RankChoice choice = choose_rank(r, layers);
       if (choice.seconds >= limit_s) return {};
@@ -341,13 +298,10 @@ class Fitting {
     return joined(of_layer);
   }
 
-  PartLibrary& library_;
   const RunSpec& run_;
-  std::vector<EngineSpec> specs_;  // one for each dispatcher that a run may choose, and each kind of GPU
-  StageLayout layout_;
+  RunMemory memory_;
   PlanMachine machine_;
   const Assumptions& assume_;
-  std::vector<PipelineUse> uses_;  // [pp_rank]
 };
 
 // Chooses memory.offload, and memory.recompute with each list that it tries.
@@ -453,8 +407,12 @@ bool chooses_offload(const RunSpec& run, const PlanMachine& machine) {
 // others_too: ranks may also be on GPUs that are not Hopper's.
 MemoryFit fit_on(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                  const Assumptions& assume, bool others_too) {
-  if (chooses_offload(run, machine)) return OffloadSearch(parts, run, ranks, machine, assume, others_too).result();
-  return Fitting(parts, run, ranks, machine, assume, others_too).result();
+  MemoryFit fit = chooses_offload(run, machine) ? OffloadSearch(parts, run, ranks, machine, assume, others_too).result()
+                                                : Fitting(parts, run, ranks, machine, assume, others_too).result();
+  if (!chooses_buffer(run)) return fit;
+  fit.buffer = choose_state_buffer(RunMemory(parts, fit.run, ranks, machine, others_too), fit.fit_bytes);
+  fit.run.optimizer.offload_buffer = fit.buffer->gib;
+  return fit;
 }
 
 std::string offload_text(const OffloadSpec& offload) {
@@ -466,11 +424,15 @@ std::string offload_text(const OffloadSpec& offload) {
 }  // namespace
 
 std::string MemoryFit::text() const {
+  const std::string buffer_list = buffer ? fmt::format(", optimizer.offload_buffer = {}", buffer->gib) : "";
+  const std::string without =
+      buffer && buffer->gib > 0 ? fmt::format(", {} without the buffer", bytes_text(bytes)) : "";
   return fmt::format(
-      "memory.recompute = {}{}: a rank needs {} of memory.fit = {}, and {} with nothing recomputed; passes take {:.1f} % "
-      "longer",
-      recompute_list(run.memory.recompute), offload_text(run.memory.offload), bytes_text(bytes),
-      exact_bytes_text(fit_bytes), bytes_text(kept_bytes), 100 * more);
+      "memory.recompute = {}{}{}: a rank needs {} of memory.fit = {}{}, and {} with nothing recomputed{}; passes take "
+      "{:.1f} % longer",
+      recompute_list(run.memory.recompute), offload_text(run.memory.offload), buffer_list,
+      bytes_text(buffer ? buffer->bytes : bytes), exact_bytes_text(fit_bytes), without, bytes_text(kept_bytes),
+      without.empty() ? "" : " and no buffer", 100 * more);
 }
 
 void leave_out_recomputed(MemorySpec& memory) {
@@ -490,8 +452,7 @@ MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const FitMachines& machi
   PartLibrary parts;
   const Assumptions assume;
   const GpuKinds& gpus = machines.gpus;
-  PlanMachine machine = usual_machine(run.device == DeviceKind::cuda, machines.rank_host_bytes);
-  if (machine.is_gpu) machine.capability = gpus.hopper ? 90 : 80;
+  const PlanMachine machine = usual_machine_of(run.device, machines);
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
   return fit_on(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others);
 }

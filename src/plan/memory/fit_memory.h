@@ -11,9 +11,11 @@
 // longer than the pass that it overlaps with, and its share of the bandwidth of the GPU's memory.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "plan/memory/fit_machines.h"
+#include "plan/memory/state_buffer.h"
 #include "plan/predict.h"
 
 namespace moebius {
@@ -27,6 +29,7 @@ struct MemoryFit {
   double pass_s = 0;         // time of the passes of a micro-batch of the slowest rank
   int64_t slowest_rank = 0;  // its pipeline rank
   double more = 0;           // its relative increase, compared with kept_bytes' run
+  std::optional<StateBuffer> buffer;  // optimizer.offload_buffer, if it was chosen; `bytes` is without it
   // Returns a string such as "memory.recompute = [...]: a rank needs 78.9 GiB of memory.fit = 80GiB, and 131 GiB with
   // nothing recomputed; passes take 4.1 % longer". It has memory.offload too where something is offloaded.
   std::string text() const;

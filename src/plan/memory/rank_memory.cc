@@ -6,7 +6,6 @@
 #include "core/block_code.h"
 #include "engine/engine_memory.h"
 #include "model/moe/expert_rows.h"
-#include "parallel/optim/kept_states.h"
 #include "parallel/optim/matrix_batches.h"
 #include "parallel/optim/optimizer.h"
 #include "parallel/optim/streamed_update.h"
@@ -421,6 +420,11 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   m.unplanned_bytes = device_memory(m.life, runs_cudnn(spec)).total_bytes() - m.total();
   if (spec.target != DeviceKind::cuda) m.unplanned_bytes = 0;
   return m;
+}
+
+std::vector<StatesOf> states_of_rank(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {
+  const EngineSpec& spec = parts.spec();
+  return rank_states(spec, held_by(parts, layout, pp_rank), counted_place(spec, pp_rank)).owned;
 }
 
 RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {

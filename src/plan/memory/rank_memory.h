@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 
+#include "parallel/optim/kept_states.h"
 #include "plan/layout.h"
 #include "plan/part.h"
 
@@ -44,6 +45,8 @@ struct RankParams {
 
 // REQUIRES: layout is that of the parts' spec.
 RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank);
+// Returns the states of the parameters that a rank trains, in the order of their declaration.
+std::vector<StatesOf> states_of_rank(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 // Returns the layout of a resolved spec's stages.

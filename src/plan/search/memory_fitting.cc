@@ -5,6 +5,8 @@
 #include <deque>
 #include <utility>
 
+#include "plan/memory/state_buffer.h"
+
 namespace moebius {
 namespace {
 
@@ -36,6 +38,7 @@ class MemoryFitting {
   struct Estimate {
     MemoryChoice choice;
     double step_s = 0;
+    double states_link_s = 0;  // the part of it in which states on the host move
     RankBytes device{}, host{};
     RankBytes freed{}, freed_host{};  // the part of them that recompute and budgets of rows may free
     double bytes() const { return *std::max_element(device.begin(), device.end()); }
@@ -65,6 +68,12 @@ class MemoryFitting {
   }
   Estimate estimate(const MemoryChoice& choice);
   static Estimate sum(Estimate e, const Estimate& with, const Estimate& without);
+  // Returns the estimated time with the buffer of states that has room beside the choice.
+  double seconds(const Estimate& e) const {
+    if (!e.choice.offload || !search_.buffer) return e.step_s;
+    const double room = std::max(0.0, kEstimateError * search_.bytes - e.bytes());
+    return e.step_s - std::min(e.states_link_s, room / search_.link_bytes_s);
+  }
   bool may_fit(const Estimate& e) const {
     return e.bytes() <= kEstimateError * search_.bytes &&
            e.host_bytes() <= kEstimateError * search_.host_limit(e.bytes() / kEstimateError);
@@ -79,21 +88,28 @@ class MemoryFitting {
   }
   Prediction predicted(const MemoryChoice& choice, PredictOptions::Memory memory) {
     ++fitted_.num_timed;
+    return search_.timed(with(choice), {.simulate = false, .memory = memory});
+  }
+  Candidate with(const MemoryChoice& choice) const {
     Candidate c = c_;
     c.memory = choice;
-    return search_.timed(c, {.simulate = false, .memory = memory});
+    return c;
   }
   bool fits(const Prediction& p) {
     const auto bytes = static_cast<double>(p.fullest_rank().total());
     if (bytes > search_.bytes) fitted_.min_bytes = std::min(fitted_.min_bytes, bytes);
     return bytes <= search_.bytes && p.host_bytes <= search_.host_limit(bytes);
   }
-  bool try_choice(const MemoryChoice& choice) {
+  // Returns the choice with its buffer of states, or nothing if it does not fit.
+  std::optional<MemoryChoice> tried(const MemoryChoice& choice) {
     const Prediction& p = timed(choice);
-    step_s_ = p.step_s;
-    if (!fits(p)) return false;
+    if (!fits(p)) return {};
     const bool has_all = std::ssize(p.memory) == p.num_pp_ranks;
-    return has_all || fits(predicted(choice, PredictOptions::Memory::all));
+    if (!has_all && !fits(predicted(choice, PredictOptions::Memory::all))) return {};
+    MemoryChoice found = choice;
+    if (choice.offload && search_.buffer) found.buffer = search_.buffer(with(choice));
+    step_s_ = timed(found).step_s;
+    return found;
   }
 
   const MemoryLimits& search_;
@@ -119,7 +135,7 @@ void MemoryFitting::find_useful_shardings() {
 // Returns the choice; nothing if none fits or all that fit are too slow. The candidate begins with the fastest choice.
 std::optional<MemoryChoice> MemoryFitting::found() {
   const Prediction& plain = timed(c_.memory);
-  if (try_choice(c_.memory)) return c_.memory;
+  if (const auto choice = tried(c_.memory)) return choice;
   // No choice frees more than this memory of the fullest rank.
   const OffloadChoice most = offload_choices(search_.run, search_.limits).back();
   const RankMemory& rank = plain.fullest_rank();
@@ -139,12 +155,12 @@ std::optional<MemoryChoice> MemoryFitting::found() {
   if (fitted_.is_slower) return std::nullopt;
   if (search_.prunes && !least_may_fit()) return std::nullopt;
   for (const Estimate& e : choices_that_may_fit()) {
-    fitted_.is_slower = e.step_s / kEstimateError >= search_.slowest_s;
+    fitted_.is_slower = seconds(e) / kEstimateError >= search_.slowest_s;
     if (fitted_.is_slower) return std::nullopt;
-    if (try_choice(e.choice)) return e.choice;
+    if (const auto choice = tried(e.choice)) return choice;
   }
   for (const MemoryChoice& least : min_choices())
-    if (try_choice(least)) return least;
+    if (const auto choice = tried(least)) return choice;
   return std::nullopt;
 }
 
@@ -187,7 +203,7 @@ bool MemoryFitting::may_be_fast() {
     }
     return !may_fit(e);
   });
-  const auto is_fast = [&](const Estimate& e) { return e.step_s / kEstimateError < search_.slowest_s; };
+  const auto is_fast = [&](const Estimate& e) { return seconds(e) / kEstimateError < search_.slowest_s; };
   return all.empty() || std::any_of(all.begin(), all.end(), is_fast);
 }
 
@@ -208,7 +224,7 @@ bool MemoryFitting::least_may_fit() {
 
 MemoryFitting::Estimate MemoryFitting::estimate(const MemoryChoice& choice) {
   const Prediction& p = timed(choice);
-  Estimate e{.choice = choice, .step_s = p.step_s};
+  Estimate e{.choice = choice, .step_s = p.step_s, .states_link_s = p.states_link_s};
   for (size_t r = 0; r < p.memory.size(); ++r) {
     const RankMemory& m = p.memory[r];
     e.device.at(r) = static_cast<double>(m.total());
@@ -222,6 +238,7 @@ MemoryFitting::Estimate MemoryFitting::estimate(const MemoryChoice& choice) {
 // Returns `e` with the effect of a choice, rank by rank: the fullest rank need not be the same one with each choice.
 MemoryFitting::Estimate MemoryFitting::sum(Estimate e, const Estimate& with, const Estimate& without) {
   e.step_s += with.step_s - without.step_s;
+  e.states_link_s += with.states_link_s - without.states_link_s;
   for (RankBytes Estimate::*bytes : {&Estimate::device, &Estimate::host, &Estimate::freed, &Estimate::freed_host})
     for (size_t r = 0; r < kMaxPredicted; ++r) (e.*bytes)[r] += (with.*bytes)[r] - (without.*bytes)[r];
   return e;
@@ -322,7 +339,8 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
   for (const Estimate& e : with_activations_on_the_host()) all.push_back(e);
   std::erase_if(all, [&](const Estimate& e) { return !may_fit(e) || e.choice == c_.memory; });
   if (all.empty()) return {};
-  std::stable_sort(all.begin(), all.end(), [](const Estimate& a, const Estimate& b) { return a.step_s < b.step_s; });
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const Estimate& a, const Estimate& b) { return seconds(a) < seconds(b); });
   const Estimate least = *std::min_element(all.begin(), all.end(),
                                            [](const Estimate& a, const Estimate& b) { return a.bytes() < b.bytes(); });
   if (std::ssize(all) > kMaxChoices) all.resize(kMaxChoices);
@@ -331,6 +349,16 @@ std::vector<MemoryFitting::Estimate> MemoryFitting::choices_that_may_fit() {
 }
 
 }  // namespace
+
+std::function<double(const Candidate&)> candidate_buffers(PartLibrary& parts, const RunSpec& run, int64_t ranks,
+                                                          const PlanMachine& machine, PlanSystem system,
+                                                          double limit_bytes) {
+  if (run.device != DeviceKind::cuda || run.optimizer.offload_buffer || system != PlanSystem::moebius) return {};
+  return [&, ranks, limit_bytes](const Candidate& c) {
+    const RunMemory memory(parts, run_of(run, c), ranks, machine, /*others_too=*/false, RunChecks::none);
+    return choose_state_buffer(memory, static_cast<int64_t>(limit_bytes)).gib;
+  };
+}
 
 FittedMemory fit_memory_of(const MemoryLimits& search, const Candidate& candidate) {
   return MemoryFitting(search, candidate).result();

@@ -20,11 +20,19 @@ struct MemoryLimits {
   const std::map<PrecisionRecipe, std::vector<ShardingChoice>>& sharding;
   std::vector<OffloadSpec> activations;  // activation_choices()
   std::function<Prediction(const Candidate&, PredictOptions)> timed;
+  std::function<double(const Candidate&)> buffer;              // candidate_buffers()
+  double link_bytes_s = 0;                                     // rate of the host link, in each direction
   std::function<double(double)> host_limit;                    // device bytes of a rank -> host bytes that it may use
   double bytes = 0;                                            // device memory limit of a rank
   double slowest_s = std::numeric_limits<double>::infinity();  // layouts that take this long or longer are dropped
   bool prunes = true;  // false: tries all choices of a layout, even if the one with the least memory does not fit
 };
+
+// Returns a function that chooses optimizer.offload_buffer of a candidate for which `run` leaves it to the plan. It is
+// empty if the run names the buffer, on a CPU, and for Megatron. All arguments must outlive it.
+std::function<double(const Candidate&)> candidate_buffers(PartLibrary& parts, const RunSpec& run, int64_t ranks,
+                                                          const PlanMachine& machine, PlanSystem system,
+                                                          double limit_bytes);
 
 // A candidate with its memory.
 struct FittedMemory {

@@ -1,0 +1,25 @@
+// All choices about memory that a run leaves to the plan: those of memory.fit, and optimizer.offload_buffer = "auto".
+#pragma once
+
+#include <string>
+
+#include "plan/memory/fit_machines.h"
+#include "plan/predict.h"
+
+namespace moebius {
+
+struct ChosenMemory {
+  RunSpec run;
+  std::string text;  // what was chosen; empty if nothing was
+  std::string
+      buffer_limit;  // what limits a chosen buffer, as the provenance of its key: "memory.fit"; empty without one
+};
+
+// Returns the run with its choices made, for memory.fit or, without it, the memory of the machine's GPU. Throws the errors
+// of fit_memory().
+ChosenMemory choose_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                           const Assumptions& assume);
+// Does the same for the machines of a run.
+ChosenMemory choose_memory(const RunSpec& run, int64_t ranks, const FitMachines& machines);
+
+}  // namespace moebius
