@@ -69,9 +69,19 @@ int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine,
   return 0;
 }
 
+// Returns whether --set gives this key.
+bool is_set(const Options& o, const std::string& key) {
+  return std::any_of(o.overrides.begin(), o.overrides.end(), [&](const std::string& text) {
+    return text.starts_with(key) && text.find_first_not_of(' ', key.size()) == text.find('=');
+  });
+}
+
 int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& assume) {
   std::vector<SweptKey> keys;
   for (const std::string& text : o.sweep) keys.push_back(parse_sweep(text));
+  for (const SweptKey& swept : keys)
+    MOEBIUS_CHECK(usage, !is_set(o, swept.key), "plan: --set and --sweep both give {}; leave one of them out",
+                  swept.key);
   PartLibrary parts;
   SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
   if (o.search) base.search = o.limits;
@@ -106,6 +116,8 @@ void check_outputs(const Options& o) {
                                      std::pair("--csv", &o.csv), std::pair("--svg", &o.svg)}) {
     if (path->empty()) continue;
     std::error_code unknown;
+    MOEBIUS_CHECK(io, !std::filesystem::is_directory(*path, unknown),
+                  "{}: expected a file; got the folder {}; give a file in it, or another one", option, *path);
     const std::filesystem::path file = std::filesystem::weakly_canonical(*path, unknown);
     if (std::filesystem::exists(file, unknown) && !std::filesystem::is_regular_file(file, unknown)) continue;
     const auto [other, is_new] = options.try_emplace(unknown ? *path : file.string(), option);
@@ -124,6 +136,8 @@ void check_options(const Options& o) {
   const bool has_limits = limits.memory_gb != 0 || limits.max_tp != 0 || !limits.recipes.empty();
   MOEBIUS_CHECK(usage, o.search || !has_limits,
                 "plan: --memory-gb, --max-tp and --recipes need --search; add it, or leave them out");
+  MOEBIUS_CHECK(usage, limits.recipes.empty() || !is_set(o, "precision.recipe"),
+                "plan: --recipes and --set both give precision.recipe; leave one of them out");
   MOEBIUS_CHECK(usage, limits.memory_gb >= 0 && limits.memory_gb <= 1e6,
                 "--memory-gb: expected a number from 0 to 1000000; got {}", limits.memory_gb);
   MOEBIUS_CHECK(usage, limits.max_tp >= 0, "--max-tp: expected 0 or more; got {}", limits.max_tp);

@@ -40,6 +40,7 @@ const Names<PlanRecompute> kRecomputes{
     {"recipe", PlanRecompute::from_recipe}, {"activation", PlanRecompute::activation}, {"moe", PlanRecompute::moe}};
 const Names<bool> kOverlaps{{"none", false}, {"merged", true}};
 const Names<bool> kTpOverlaps{{"none", false}, {"products", true}};
+const Names<PlanLoss> kLosses{{"te", PlanLoss::te}, {"native", PlanLoss::native}};
 
 template <class Kind>
 Kind value_of(const Names<Kind>& names, const std::string& key, const std::string& text) {
@@ -170,6 +171,8 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
       a.recompute = value_of(kRecomputes, key, value);
     } else if (key == "tp_overlap") {
       a.tp_overlap = value_of(kTpOverlaps, key, value);
+    } else if (key == "cross_entropy") {
+      a.cross_entropy = value_of(kLosses, key, value);
     } else if (key == "load") {
       a.load = load_of(value);
     } else if (key == "jitter") {
@@ -183,7 +186,7 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
                     "--assume {}: generation is not predicted, only training; time a model with moebius generate", key);
       MOEBIUS_FAIL(usage,
                    "--assume: unknown key \"{}\"; the keys are system, dispatcher, graphs, expert_overlap, precision, "
-                   "permutation, recompute, tp_overlap, load, jitter, straggler, tokens",
+                   "permutation, recompute, tp_overlap, cross_entropy, load, jitter, straggler, tokens",
                    key);
     }
   }
@@ -196,6 +199,10 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
   MOEBIUS_CHECK(usage, !is_own || !a.tp_overlap,
                 "--assume tp_overlap: only Megatron Core overlaps the exchanges of tp with products; add --assume "
                 "system=megatron, or leave it out");
+  MOEBIUS_CHECK(
+      usage, !is_own || a.cross_entropy == PlanLoss::te,
+      "--assume cross_entropy: its values are losses of Megatron Core; add --assume system=megatron, or leave "
+      "it out");
   return a;
 }
 
@@ -206,8 +213,9 @@ std::string to_string(const Assumptions& a) {
       text_of(kOverlaps, a.merged_overlap), text_of(kPrecisions, a.precision), a.load.text,
       a.jitter < 0 ? std::string("of the machine") : fmt::format("{}", a.jitter), a.straggler);
   if (a.system == PlanSystem::megatron)
-    text += fmt::format(", permutation {}, recompute {}, tp_overlap {}", text_of(kPermutations, a.permutation),
-                        text_of(kRecomputes, a.recompute), text_of(kTpOverlaps, a.tp_overlap));
+    text += fmt::format(", permutation {}, recompute {}, tp_overlap {}, cross_entropy {}",
+                        text_of(kPermutations, a.permutation), text_of(kRecomputes, a.recompute),
+                        text_of(kTpOverlaps, a.tp_overlap), text_of(kLosses, a.cross_entropy));
   return text;
 }
 

@@ -23,6 +23,9 @@ enum class PlanPermutation : int { memory_efficient, plain, fused };
 // MoE layer with its exchange (its moe).
 enum class PlanRecompute : int { from_recipe, activation, moe };
 
+// Megatron's cross_entropy_fusion_impl: a kernel of Transformer Engine on logits in bf16, or compiled ops in f32.
+enum class PlanLoss : int { te, native };
+
 // The imbalance: the rows of the busiest rank of ep, relative to the mean.
 struct PlanLoad {
   double zipf = 0;            // > 0: popularity of experts by rank^-zipf
@@ -44,6 +47,7 @@ struct Assumptions {
   PlanRecompute recompute = PlanRecompute::from_recipe;
   bool merged_overlap = false;  // expert_overlap = merged: rows are exchanged during a pass of another micro-batch
   bool tp_overlap = false;      // tp_overlap = products: Megatron's tp_comm_overlap
+  PlanLoss cross_entropy = PlanLoss::te;
   PlanLoad load;
   double jitter = -1;    // standard deviation of a rank's step time, relative to its mean; below 0: the machine's
   double straggler = 0;  // the additional relative time of the slowest rank, besides jitter
@@ -54,7 +58,7 @@ struct Assumptions {
 };
 
 // Parses one KEY=VALUE from each text. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation,
-// recompute, tp_overlap, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's
+// recompute, tp_overlap, cross_entropy, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's
 // metrics.jsonl. X: rows of the busiest rank over the mean.
 // Throws Error{usage} for an unknown key or value, with the known ones; Error{io} or Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);

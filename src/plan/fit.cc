@@ -15,6 +15,8 @@ namespace {
 using nlohmann::json;
 
 constexpr double kPrior = 0.05;  // a share that is 30 % from its measured value costs as much as a row that is 7 % off
+// Shares of links were measured by themselves, so rows move them less than other shares.
+constexpr double kPriorOfLinks = 1;
 constexpr int kRounds = 12;
 constexpr double kStep = 0.02;  // of a numerical derivative, in ln(share)
 constexpr int64_t kMaxRanks = int64_t{1} << 24;
@@ -29,6 +31,11 @@ constexpr int kNumFitted = kNumShares + 1;
 double& fitted(PlanMachine& m, PlanSystem system, int i) {
   if (i < kNumShares) return m.of(system)[static_cast<size_t>(i)];
   return system == PlanSystem::megatron ? m.layer_us : m.spread;
+}
+
+double prior_of(int i) {
+  const bool is_link = i == static_cast<int>(Share::inside) || i == static_cast<int>(Share::across);
+  return is_link ? kPriorOfLinks : kPrior;
 }
 
 std::string source_key(PlanSystem system, int i) {
@@ -193,8 +200,8 @@ class FamilyFit {
       std::vector<std::vector<double>> a(kNumFitted, std::vector<double>(kNumFitted, 0.0));
       std::vector<double> b(kNumFitted, 0.0);
       for (int i = 0; i < kNumFitted; ++i) {
-        a[i][i] = kPrior;
-        b[i] = -kPrior * x[i];
+        a[i][i] = prior_of(i);
+        b[i] = -prior_of(i) * x[i];
       }
       for (const FitRow* row : rows_)
         if (row != left_out && row->is_fitted) add_row(a, b, x, *row);

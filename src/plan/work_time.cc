@@ -95,10 +95,6 @@ double max_logit_seconds(const TimeContext& c, const OpWork& op) {
          static_cast<double>(op.calls) * c.machine.kernel_us * 1e-6;
 }
 
-double memory_rate(const TimeContext& c) {
-  return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
-}
-
 // Returns the rows that the busiest rank's experts get, over the rows that the dry run computed: it counts every
 // planned row, most of which no token fills where all-gather plans for the worst case. Weights are read once by each
 // call, however many rows there are.
@@ -443,6 +439,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     add_memory(t.backward, c, static_cast<double>(num_moe) * (2 * permuted_bytes(c) + biased.backward));
     add_recompute(t, c, part, num_moe);
   }
+  if (c.assume.system == PlanSystem::megatron) add_unfused(t, c, part, is_layer);
   // Without experts the host waits for nothing, and its launches are ahead of the device.
   const auto num_layers = static_cast<double>(c.spec.model.num_experts == 0 ? 0 : is_layer ? 1 : num_moe);
   t.forward.host = num_layers * host_share(c) * c.machine.layer_us * 1e-6;

@@ -51,6 +51,9 @@ struct TimeContext {
 // H200, 311 of four).
 inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / static_cast<double>(n - 1) : 1; }
 
+// Returns the bytes a second that kernels of memory-bound ops reach.
+double memory_rate(const TimeContext& c);
+
 // Returns the seconds of a collective call in which each rank sends wire_bytes. Moebius sends messages to each of the
 // other ranks, and its sums in rank order are a pass of their own over the parts that arrived.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);

@@ -70,6 +70,12 @@ TEST(CliPlan, ErrorsNameTheOption) {
   refused({"--search", "--max-tp", "-2"}, "--max-tp: expected 0 or more; got -2");
   refused({"--search", "--memory-gb", "200"}, "(rank.memory_gb); got 200; give less");
   refused({"--search", "--recipes", "none,fp8_block,none"}, "--recipes: none is given twice");
+  refused({"--search", "--recipes", "none", "--set", "precision.recipe=\"fp8_block\""},
+          "--recipes and --set both give precision.recipe; leave one of them out");
+  refused({"--sweep", "parallel.ep=1,2", "--set", "parallel.ep=2"},
+          "--set and --sweep both give parallel.ep; leave one of them out");
+  expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--trace", "."}), 4,
+                 "--trace: expected a file; got the folder .; give a file in it, or another one");
   refused({"--trace", "same", "--html", "same"}, "--trace and --html would both write same; give two files");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--html", "none/p.html"}), 4,
                  "--html: there is no folder none; make it, or choose another file");

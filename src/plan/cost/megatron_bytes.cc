@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/attention/rope_frequencies.h"
 #include "plan/cost/row_exchange.h"
 
 namespace moebius {
@@ -66,6 +67,44 @@ BiasedBytes biased_bytes(const TimeContext& c) {
   return {.forward = kBf16 * R * (clamp + bias),
           .backward = kBf16 * R * (clamp_backward + bias_backward),
           .activation = kBf16 * R * clamp};
+}
+
+RopeBytes rope_bytes(const TimeContext& c) {
+  const ModelSpec& m = c.spec.model;
+  if (!c.machine.is_gpu || m.is_latent() || rope_frequencies(m).magnitude == 1) return {};
+  const double columns = static_cast<double>((m.num_heads + m.num_kv_heads) * m.head_dim / c.spec.mesh.tp);
+  // Forward: half is negated and joined with the other half, two products, their sum, and a copy. Backward: two products,
+  // the negation and the joining, the sum, and the gradient of a slice. One read and one write are counted for any kernel.
+  const double forward = (1 + 2) + 2 * 2 + 3 + 2 - 2, backward = 2 * 2 + 1 + 2 + 3 + 3 - 2;
+  const double elements = static_cast<double>(c.spec.shape.tokens()) * columns;
+  return {.forward = kBf16 * forward * elements, .backward = kBf16 * backward * elements};
+}
+
+namespace {
+
+// Returns the logits of an op that computes the loss and its gradients.
+double logits_of(const OpWork& op, double hidden) {
+  if (op.name == "lm_loss") return op.cost.flops / (6 * hidden);
+  return op.name == "lm_loss_block" ? op.cost.flops / (4 * hidden) : 0;
+}
+
+}  // namespace
+
+void add_unfused(PartTime& t, const TimeContext& c, const PartWork& part, bool is_layer) {
+  const auto add = [&](PassTime& pass, double bytes) {
+    pass.kernels[static_cast<size_t>(KernelClass::memory)] += bytes / memory_rate(c);
+  };
+  if (is_layer) {
+    const RopeBytes rope = rope_bytes(c);
+    const bool repeats = part.recompute.layer || part.recompute.covers(&RecomputeSpec::qkv);
+    add(t.forward, rope.forward);
+    add(t.backward, rope.backward + (repeats ? rope.forward : 0));
+  }
+  double logits = 0;
+  for (const OpWork& op : (part.simpler.neither ? *part.simpler.neither : part).loss.ops)
+    logits += logits_of(op, static_cast<double>(c.spec.model.hidden_size));
+  const double of_loss = c.assume.cross_entropy == PlanLoss::native ? kLogitBytesOfNativeLoss : kLogitBytesOfLoss;
+  add(t.loss, (kLogitBytesOfProducts + of_loss) * logits);
 }
 
 int64_t expert_ops(PlanPrecision precision, bool backward) {

@@ -20,6 +20,24 @@ struct BiasedBytes {
 // weighted_bias_quick_geglu_impl of Megatron Core. Routing weights are taken to be in bf16.
 BiasedBytes biased_bytes(const TimeContext& c);
 
+// Bytes of reads and writes for one logit in Megatron Core, which keeps the logits of a micro-batch in bf16: the products
+// write and read them, and the loss passes over them. Transformer Engine's loss reads them twice, writes gradients in
+// their place and scales these. The "native" loss has kernels in f32: it converts the logits and finds the largest,
+// subtracts that and takes exponentials, divides by their sum, and computes the gradients in bf16.
+inline constexpr double kLogitBytesOfProducts = 2 + 2 + 2;
+inline constexpr double kLogitBytesOfLoss = 2 + (2 + 2) + (2 + 2), kLogitBytesOfNativeLoss = (2 + 4) + 8 + 8 + (4 + 2);
+
+// The bytes for one layer and micro-batch of rotating q and k by ops of their own; zeros where Megatron Core's kernel
+// does so. That kernel cannot scale cosines and sines, which YaRN needs (apply_rotary_pos_emb in Megatron Core). Latent
+// attention has a kernel of its own for that.
+struct RopeBytes {
+  double forward = 0, backward = 0;
+};
+RopeBytes rope_bytes(const TimeContext& c);
+
+// Adds the bytes above to a part of Megatron.
+void add_unfused(PartTime& t, const TimeContext& c, const PartWork& part, bool is_layer);
+
 // Seconds in which the host makes and launches one op of an expert. It is a round number that is assumed
 // (docs/measurements/plan.md compares it with runs).
 inline constexpr double kExpertOpSeconds = 10e-6;

@@ -121,6 +121,10 @@ RowsSent both_ways(const TimeContext& c) {
 
 }  // namespace
 
+double memory_rate(const TimeContext& c) {
+  return c.machine.memory_tb_s * 1e12 * c.machine.of(c.assume.system)[static_cast<size_t>(Share::memory)];
+}
+
 bool is_expert_axis(Axis axis) { return axis == Axis::ep || axis == Axis::etp_ep; }
 
 Axis expert_axis(const MeshShape& mesh) { return mesh.etp > 1 ? Axis::etp_ep : Axis::ep; }

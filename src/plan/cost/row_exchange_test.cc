@@ -34,10 +34,11 @@ void expect_measured(const char* name, const std::vector<MeasuredDispatch>& meas
   }
 }
 
-// No share was fitted to these times. Across domains of 8 GPUs all-to-all sends each row, and HybridEP each token once.
-TEST(RowExchange, OfOtherDispatchersIsWithin12PercentOnH100And30OnGb200) {
-  expect_measured("h100", {{8, 661, 1265}, {16, 1485, 5774}, {32, 3064, 8059}, {64, 4626, 9164}}, 0.12);
-  expect_measured("gb200", {{8, 391, 735}, {16, 578, 743}, {32, 612, 769}, {64, 675, 930}}, 0.30);
+// The shares of links begin near these times before runs are fitted. Across domains of 8 GPUs all-to-all sends each row,
+// and HybridEP each token once.
+TEST(RowExchange, OfOtherDispatchersIsWithin9PercentOnH100And25OnGb200) {
+  expect_measured("h100", {{8, 661, 1265}, {16, 1485, 5774}, {32, 3064, 8059}, {64, 4626, 9164}}, 0.09);
+  expect_measured("gb200", {{8, 391, 735}, {16, 578, 743}, {32, 612, 769}, {64, 675, 930}}, 0.25);
 }
 
 // Two H200 sent 3.77 GiB each in a step with moe.force_balance, half of what tokens of a router would.
