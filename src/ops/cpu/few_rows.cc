@@ -5,16 +5,20 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "core/error.h"
+#include "ops/cpu/few_rows_tiles.h"
 #include "ops/cpu/lanes.h"
 #include "ops/cpu/vector.h"
 
 namespace moebius::cpu {
 namespace {
 
-constexpr int kMaxRows = static_cast<int>(kRowsTogether), kSumsTogether = 16;
+constexpr int kMaxRows = 4, kSumsTogether = 16;  // rows of x in a kernel: more would need more registers
+constexpr int64_t kRowsTogether = kMaxRows;
+static_assert(kMaxFewRows <= kMaxTileRows);
 
 // Operands of a kernel: row i of x has its step p at x + i * row_stride + p * step_stride.
 template <class T>
@@ -173,16 +177,15 @@ constexpr Kernels<bf16> by_pairs(std::integer_sequence<int, M...>) {
 }
 
 template <class T>
-const Kernels<T>& kernels() {
+const Kernels<T>& kernels(FewRowsMath) {
   static constexpr Kernels<T> kLanes = by_lanes<T>(std::make_integer_sequence<int, kMaxRows>{});
   return kLanes;
 }
 template <>
-const Kernels<bf16>& kernels<bf16>() {
+const Kernels<bf16>& kernels<bf16>(FewRowsMath math) {
   static constexpr Kernels<bf16> kLanes = by_lanes<bf16>(std::make_integer_sequence<int, kMaxRows>{});
   static constexpr Kernels<bf16> kPairs = by_pairs(std::make_integer_sequence<int, kMaxRows>{});
-  static const bool has_pairs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
-  return has_pairs ? kPairs : kLanes;
+  return math == FewRowsMath::pairs ? kPairs : kLanes;
 }
 
 // Elements of a packed row: whole steps.
@@ -208,30 +211,54 @@ void pack(T* to, const void* const* row, int64_t num_rows, int64_t k) {
 // The rows [first, first + num) of x, a group.
 template <class T>
 Rows<T> group_of(const FewRows& x, int64_t first, int64_t num, int64_t step) {
-  const T* data = static_cast<const T*>(x.data);
-  if (x.packed) return {data + first * packed_length(x.k, step), step, num * step, nullptr, x.k, nullptr};
-  return {data + first * x.k, x.k, step, nullptr, x.k, nullptr};
+  return {static_cast<const T*>(x.data) + first * packed_length(x.k, step), step, num * step, nullptr, x.k, nullptr};
+}
+
+int64_t step_of(DType dtype, FewRowsMath math) {
+  if (math == FewRowsMath::tiles) return kTileDepth;
+  int64_t step = 0;
+  with_float_type(dtype, [&]<class T>(T) { step = kernels<T>(math).step; });
+  return step;
 }
 
 }  // namespace
 
-int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k) {
-  int64_t elements = 0;
-  with_float_type(dtype, [&]<class T>(T) { elements = num_rows * packed_length(k, kernels<T>().step); });
-  return elements * size_of(dtype);
+bool has_few_rows_math(FewRowsMath math, DType dtype) {
+  static const bool has_pairs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
+  if (math == FewRowsMath::lanes) return true;
+  return dtype == DType::bf16 && (math == FewRowsMath::pairs ? has_pairs : has_tiles());
 }
 
-FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k) {
-  with_float_type(dtype, [&]<class T>(T) {
-    T* const packed = static_cast<T*>(to);
-    kernels<T>().step == kNumLanes ? pack<kNumLanes>(packed, row, num_rows, k) : pack<32>(packed, row, num_rows, k);
-  });
-  return {to, num_rows, k, /*packed=*/true};
+FewRowsMath best_few_rows_math(DType dtype) {
+  for (const FewRowsMath math : {FewRowsMath::tiles, FewRowsMath::pairs})
+    if (has_few_rows_math(math, dtype)) return math;
+  return FewRowsMath::lanes;
+}
+
+int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k, FewRowsMath math) {
+  return num_rows * packed_length(k, step_of(dtype, math)) * size_of(dtype);
+}
+
+FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k, FewRowsMath math) {
+  MOEBIUS_ASSERT(num_rows <= kMaxFewRows);
+  const bool of_lanes = step_of(dtype, math) == kNumLanes;
+  if (math == FewRowsMath::tiles)
+    pack_tiles(static_cast<bf16*>(to), row, num_rows, k);
+  else
+    with_float_type(dtype, [&]<class T>(T) {
+      of_lanes ? pack<kNumLanes>(static_cast<T*>(to), row, num_rows, k)
+               : pack<32>(static_cast<T*>(to), row, num_rows, k);
+    });
+  return {to, num_rows, k, math};
 }
 
 template <class T>
 void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after) {
-  const Kernels<T>& by = kernels<T>();
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (x.math == FewRowsMath::tiles)
+      return multiply_tiles(tile, ld, {static_cast<const bf16*>(x.data), x.num_rows, x.k}, w, n, num_after);
+  }
+  const Kernels<T>& by = kernels<T>(x.math);
   const int64_t num_groups = div_ceil(x.num_rows, kRowsTogether);
   const bool are_many = num_groups >= 4;
   for (int64_t col = 0, cols = 0; col < n; col += cols) {

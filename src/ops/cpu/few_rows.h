@@ -2,32 +2,41 @@
 // it would cost more than the product.
 //   tile[i][j] = sum over k of x[i][k] w[j][k]
 //
-// Each sum runs over k in steps of a vector register, in one register, whose lanes are added at the end. So the bits of
-// a row do not depend on the other rows, on their number, or on packing.
+// The bits of a row do not depend on the other rows, on their number, or on n. They depend on the instructions:
+//   lanes   multiply-adds of f32, which every CPU has. A sum runs over k in steps of a register, in one register, whose
+//           lanes are added at the end
+//   pairs   avx512_bf16, for bf16: as lanes, with a pair of products to each lane
+//   tiles   AMX, for bf16: each sum is one number (ops/cpu/few_rows_tiles.h)
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "core/dtype.h"
 
 namespace moebius::cpu {
 
-constexpr int64_t kRowsTogether = 4;  // rows of x in a kernel: more would need more registers than there are
+enum class FewRowsMath { lanes, pairs, tiles };
 
-// Rows of x: k elements each, one after the other, or as pack_few_rows lays them out.
+// Returns whether this CPU has the instructions, and they multiply numbers of this dtype.
+bool has_few_rows_math(FewRowsMath math, DType dtype);
+// Returns the fastest of them.
+FewRowsMath best_few_rows_math(DType dtype);
+
+// Rows of x, packed by pack_few_rows.
 struct FewRows {
   const void* data = nullptr;
   int64_t num_rows = 0, k = 0;
-  bool packed = false;
+  FewRowsMath math = FewRowsMath::lanes;
 };
 
-// Returns the bytes of num_rows packed rows of k elements of a dtype.
-int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k);
+constexpr int64_t kMaxFewRows = 32;
 
-// Packs rows in groups of kRowsTogether, interleaved step by step. Then they are read as one
-// stream, and do not conflict in the sets of a cache. `row` has num_rows pointers.
-FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k);
+// Returns the bytes of num_rows packed rows of k elements of a dtype.
+int64_t packed_bytes(DType dtype, int64_t num_rows, int64_t k, FewRowsMath math);
+
+// Packs at most kMaxFewRows rows as kernels read them: as one stream, which does not conflict in the sets of a cache.
+// `row` has num_rows pointers.
+FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num_rows, int64_t k, FewRowsMath math);
 
 // Computes n columns of a tile whose rows are ld apart. num_after: rows of W that come after these n and are
 // read later. They are prefetched while the kernels compute.

@@ -145,18 +145,19 @@ void for_panels_at_once(const RowRange& range, int64_t first, int64_t num, F&& f
 
 // --- few rows: W is read in place -----------------------------------------------------------------------------------
 
-constexpr int64_t kFewRowsTogether = 32;  // of an expert; more rows are processed in groups of this size
+constexpr int64_t kFewRowsTogether = kMaxFewRows;  // of an expert; more rows are processed in groups of this size
 
 // Calls fn(x, first) for the rows of a range: packed rows, and the number of the first one.
 template <class T, class F>
 void for_few_rows(const RowProduct& p, const PanelSpace& space, const Operand& x, const int32_t* index,
                   const RowRange& range, F&& fn) {
-  MOEBIUS_ASSERT(packed_bytes(x.data.dtype, kFewRowsTogether, p.k) <= p.space.num_bytes);
+  const FewRowsMath math = best_few_rows_math(x.data.dtype);
+  MOEBIUS_ASSERT(packed_bytes(x.data.dtype, kFewRowsTogether, p.k, math) <= p.space.num_bytes);
   for (int64_t first = range.begin; first < range.end; first += kFewRowsTogether) {
     const int64_t num = std::min(kFewRowsTogether, range.end - first);
     const void* row[kFewRowsTogether];
     for (int64_t i = 0; i < num; ++i) row[i] = x.data.ptr<T>() + (index ? index[first + i] : first + i) * p.k;
-    fn(pack_few_rows(x.data.dtype, space.b, row, num, p.k), first);
+    fn(pack_few_rows(x.data.dtype, space.b, row, num, p.k, math), first);
   }
 }
 

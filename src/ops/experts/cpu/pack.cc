@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "ops/cpu/lanes.h"
+#include "ops/cpu/transpose.h"
 #include "ops/experts/cpu/panels.h"
 
 namespace moebius::cpu {
@@ -65,30 +66,6 @@ void with_words(Words words, F&& fn) {
     case Words::bf16_as_f32:
       return fn(WidenedWords{});
   }
-}
-
-// Selects from the lanes l of a and b: lanes with bit `Step` 0 keep their position in a, the others in b.
-template <int Step, size_t... l>
-[[gnu::always_inline]] inline void exchange(WordLanes& a, WordLanes& b, std::index_sequence<l...>) {
-  const WordLanes x = a, y = b;
-  a = __builtin_shufflevector(x, y, (l & Step ? kLanes + l - Step : l)...);
-  b = __builtin_shufflevector(x, y, (l & Step ? kLanes + l : l + Step)...);
-}
-
-template <int Step>
-[[gnu::always_inline]] inline void exchange_rows(WordLanes (&m)[kLanes]) {
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if ((i & Step) == 0) exchange<Step>(m[i], m[i + Step], std::make_index_sequence<kLanes>{});
-  }
-}
-
-// Transposes m by recursive halving: 64 shuffles for 256 words of 16 lanes.
-[[gnu::always_inline]] inline void transpose(WordLanes (&m)[kLanes]) {
-  if constexpr (kLanes > 8) exchange_rows<8>(m);
-  if constexpr (kLanes > 4) exchange_rows<4>(m);
-  exchange_rows<2>(m);
-  exchange_rows<1>(m);
 }
 
 // The elements of one row that a strip holds.

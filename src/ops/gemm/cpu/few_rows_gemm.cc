@@ -11,7 +11,9 @@
 namespace moebius::cpu {
 namespace {
 
-constexpr int64_t kBlockColumns = 48;  // a multiple of the columns of a kernel: few enough that threads end together
+// Columns of a block: a multiple of those of a kernel, and few enough that threads end together.
+constexpr int64_t kBlockColumns = 48, kTileColumns = 32;
+static_assert(kFewRows <= kMaxFewRows);
 
 // Stores n <= kNumLanes sums, or adds them to c.
 template <class C>
@@ -69,17 +71,16 @@ bool has_few_rows(const Gemm& a) {
 
 void few_rows_gemm(Stream& s, const Gemm& a) {
   const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.b.data.dim(1), size = size_of(a.b.data.dtype);
-  FewRows x{.data = a.a.data.data, .num_rows = m, .k = k};
-  std::unique_ptr<char[]> packed;
-  if (m > kRowsTogether) {  // fewer are read in place: they fit in the nearest cache
-    packed = std::make_unique_for_overwrite<char[]>(packed_bytes(a.a.data.dtype, m, k));
-    const void* row[kFewRows];
-    for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;
-    x = pack_few_rows(a.a.data.dtype, packed.get(), row, m, k);
-  }
-  for_blocks_in_runs(s.pool(), div_ceil(n, kBlockColumns), [&](int64_t block) {
-    const int64_t begin = block * kBlockColumns, end = std::min(n, begin + kBlockColumns);
-    with_float_type(a.a.data.dtype, [&]<class T>(T) {
+  const DType dtype = a.a.data.dtype;
+  const FewRowsMath math = best_few_rows_math(dtype);
+  const auto packed = std::make_unique_for_overwrite<char[]>(packed_bytes(dtype, m, k, math));
+  const void* row[kFewRows];
+  for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;
+  const FewRows x = pack_few_rows(dtype, packed.get(), row, m, k, math);
+  const int64_t width = math == FewRowsMath::tiles ? kTileColumns : kBlockColumns;
+  for_blocks_in_runs(s.pool(), div_ceil(n, width), [&](int64_t block) {
+    const int64_t begin = block * width, end = std::min(n, begin + width);
+    with_float_type(dtype, [&]<class T>(T) {
       with_float_type(a.c_MN.dtype, [&]<class C>(C) { columns<T, C>(a, x, begin, end); });
     });
   });
