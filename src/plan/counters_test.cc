@@ -206,7 +206,7 @@ std::vector<Settings> layouts() {
       all_experts(2, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=1"}),
       in_shared_scales("fp8_tensor", {"parallel.tp=2", "precision.weight_gradients=\"compute\""}),
       in_shared_scales("fp8_tensor", {"parallel.ep=2", "parallel.dispatcher=\"allgather\""}),
-      in_shared_scales("nvfp4", {"parallel.tp=2"}),
+      in_shared_scales("nvfp4", {"parallel.tp=2", "model.head_dim=16"}),
       in_shared_scales("nvfp4", {"parallel.ep=2", "parallel.dispatcher=\"allgather\""}),
       in_shared_scales("nvfp4", all_experts(2, {"parallel.dispatcher=\"alltoall\""})),
       in_shared_scales("nvfp4", all_experts(2, {"parallel.dispatcher=\"direct\""})),
