@@ -127,6 +127,11 @@ struct CountedRun {
   ParallelSpec layout;
   PrecisionRecipe recipe;
   bool fsdp = false, latent = false;
+  // Ranks add shares of a token's sums, which differ in their last bits from those of one rank.
+  bool adds_shares() const {
+    return layout.tp > 1 || layout.cp > 1 || layout.etp > 1 ||
+           (layout.ep > 1 && layout.dispatcher != DispatcherKind::alltoall);
+  }
 };
 void PrintTo(const CountedRun& c, std::ostream* out) { *out << c.name; }
 
@@ -134,13 +139,13 @@ constexpr auto kBlock = PrecisionRecipe::fp8_block, kTensor = PrecisionRecipe::f
                kNv = PrecisionRecipe::nvfp4;
 const CountedRun kRuns[] = {
     {"nvfp4_dp2", 2, {}, kNv},
-    {"nvfp4_tp2", 2, {.tp = 2}, kNv},
-    {"nvfp4_cp2", 2, {.cp = 2}, kNv},
+    {"nvfp4_tp2_ep2", 2, {.tp = 2, .ep = 2, .dispatcher = DispatcherKind::alltoall}, kNv},
+    {"nvfp4_cp2_ep2", 2, {.cp = 2, .ep = 2, .dispatcher = DispatcherKind::direct}, kNv},
     {"nvfp4_pp2", 2, {.pp = 2}, kNv},
     {"nvfp4_ep2_alltoall", 2, {.ep = 2, .dispatcher = DispatcherKind::alltoall}, kNv},
     {"nvfp4_ep2_direct", 2, {.ep = 2, .dispatcher = DispatcherKind::direct}, kNv},
     {"nvfp4_etp2", 2, {.etp = 2, .dispatcher = DispatcherKind::allgather}, kNv},
-    {"nvfp4_latent_tp2", 2, {.tp = 2}, kNv, false, true},
+    {"nvfp4_latent_cp2_ep2", 2, {.cp = 2, .ep = 2, .dispatcher = DispatcherKind::alltoall}, kNv, false, true},
     {"mxfp8_tp2", 2, {.tp = 2}, kMx},
     {"mxfp8_ep2_alltoall", 2, {.ep = 2, .dispatcher = DispatcherKind::alltoall}, kMx},
     {"mxfp8_ep2_direct", 2, {.ep = 2, .dispatcher = DispatcherKind::direct}, kMx},
@@ -166,9 +171,10 @@ StepReport counted_step(Transport& world, const CountedRun& c, const ParallelSpe
 
 class LogPrecisionOnLayouts : public ::testing::TestWithParam<CountedRun> {};
 
-// Where ranks add shares of a token's sums, numbers differ in their last bits, and a few round or clip otherwise: of the
-// more than 10^5 elements of a layer fewer than 30. Scales are those of one rank up to rounding; with blocks of dW of
-// other tokens the smallest and the largest scale may be other powers of two.
+// With nvfp4 the layouts are those with the blocks of dW of one rank: experts are on all ranks of tp and cp. Where ranks
+// add shares, some number of nvfp4 rounds the other way, and others follow in later layers and in backward. In
+// measurements that changed shares by up to 4.5e-4. With the other recipes blocks of dW may have other tokens, which
+// changed shares by up to 4e-5. Weights or rows that count twice change them by more than 1e-3.
 TEST_P(LogPrecisionOnLayouts, HasTheSharesOfOneRank) {
   const CountedRun& c = GetParam();
   const std::unique_ptr<Transport> self = make_self_transport();
@@ -182,8 +188,9 @@ TEST_P(LogPrecisionOnLayouts, HasTheSharesOfOneRank) {
       const auto &a = got.precision[i], &b = want.precision[i];
       SCOPED_TRACE(fmt::format("layer {}", b.layer));
       EXPECT_EQ(a.layer, b.layer);
-      EXPECT_NEAR(a.saturated, b.saturated, 3e-4 * (c.recipe == kNv));
-      EXPECT_NEAR(a.zeroed, b.zeroed, 3e-4);
+      const double bound = c.recipe != kNv ? 1e-4 : c.adds_shares() ? 1e-3 : 1e-5;
+      EXPECT_NEAR(a.saturated, b.saturated, bound);
+      EXPECT_NEAR(a.zeroed, b.zeroed, bound);
       if (c.recipe == kNv) {
         EXPECT_GT(b.saturated, 0.005);
         EXPECT_GT(b.zeroed, 0.05);
