@@ -36,7 +36,7 @@ struct QuantizeContext {
   Stream& stream;
   StepStack& stack;  // gets the quantised copies
   Tensor draw_2;     // i64 [step, first row]; read by nvfp4's gradients alone
-  // Whether statistics count operands, and those of y = x W^T, which backward may quantise once more.
+  // Statistics count operands, and those of y = x W^T, which backward may quantise once more.
   bool counts = true, counts_forward = true;
 };
 

@@ -60,8 +60,8 @@ void add_sums(std::vector<double>& all, const std::vector<double>& of_rank) {
 
 class QuantizeStatsOfRanks : public ::testing::TestWithParam<std::tuple<CountedLayer, DispatcherKind>> {};
 
-// The numbers are those of one rank up to the last bit. So few of them are near the border of what becomes zero or is
-// saturated.
+// The numbers are those of one rank up to the last bit. So at most a few of them become zero on one side alone, or are
+// saturated there.
 TEST_P(QuantizeStatsOfRanks, AreThoseOfOneRank) {
   const auto& [layer, dispatcher] = GetParam();
   const MoeCase c = counted(layer, dispatcher);

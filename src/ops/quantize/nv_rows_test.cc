@@ -191,7 +191,7 @@ Values of_one_rank(Stream& s, const Values& x, int64_t batch, bool hadamard, boo
   return by_token;
 }
 
-// What a rank may have wrong of the draws.
+// Errors that a rank may make in its draws.
 struct WrongDraws {
   int64_t token = 0, expert = 0, column = 0, step = 0;  // these are added
   uint32_t key = 0;

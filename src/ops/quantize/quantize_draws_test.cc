@@ -30,7 +30,7 @@ Array sevenths() {
   return Array::of({kDrawn, 16}, DType::f32, v);
 }
 
-// What is wrong with draws between 0.5 and 1 for sevenths(); empty if nothing is.
+// Returns an error of draws between 0.5 and 1 for sevenths(); empty if there is none.
 //
 // The mean of n such draws is within five standard deviations, 5 * 0.25 / sqrt(n), of the number. So is the mean over
 // the pairs of neighbours in a row, and in a column, of the products of their errors, which independent draws have: they
