@@ -183,8 +183,15 @@ struct Timed {
   bool is_kept = false;
 };
 
+// Throws Error{usage} if patterns name some parts of a product, as training does.
 bool keeps(const PrecisionSpec& precision, const ParamSpec& spec) {
-  return matches_any(precision.keep, spec.parts.front().name);
+  const auto is_kept = [&](const ParamPart& part) { return matches_any(precision.keep, part.name); };
+  const bool all = std::ranges::all_of(spec.parts, is_kept);
+  MOEBIUS_CHECK(usage, all || std::ranges::none_of(spec.parts, is_kept),
+                "precision.keep: expected patterns that match all parts of {} or none; got some that match only a few; "
+                "they are one product, keep them together",
+                spec.name);
+  return all;
 }
 
 // Returns the products that recipes quantise, each shape once. Experts are listed by their first matrix.
@@ -294,13 +301,15 @@ PrecisionBench bench_precision(const RunSpec& asked, int64_t runs) {
       "bench precision: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and "
       "{}",
       run.train.global_batch, run.train.micro_batch);
+  const std::vector<Timed> products = timed_products(run);
+  MOEBIUS_CHECK(usage, !std::ranges::all_of(products, &Timed::is_kept),
+                "bench precision: expected products to quantise; precision.keep names every product; remove patterns");
   BenchDevice device(run.device, static_cast<int>(run.threads), runs, run.kernels);
   if (run.device == DeviceKind::cuda) run.precision.has_f8_kernels = uses_hopper_kernels(device.stream());
   PrecisionBench bench{.recipe = run.precision.recipe,
                        .rows = rows_of_micro_batch(run),
                        .micro_batches = run.train.global_batch / run.train.micro_batch};
-  for (const Timed& what : timed_products(run))
-    bench.lines.push_back(time_line(run, device, what, bench.micro_batches));
+  for (const Timed& what : products) bench.lines.push_back(time_line(run, device, what, bench.micro_batches));
   return bench;
 }
 

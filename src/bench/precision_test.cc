@@ -116,6 +116,23 @@ TEST(BenchPrecision, RatioCountsWeightsOncePerStep) {
   EXPECT_DOUBLE_EQ(bench.ratio(), 0.75);
 }
 
+TEST(BenchPrecision, RefusesPatternsThatKeepAllProductsOrAPartOfOne) {
+  const auto error = [](const std::string& keep) {
+    try {
+      bench_precision(run_of({"precision.recipe=mxfp8", "precision.keep=" + keep}), 1);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(error("[\"*\", \"*.o_proj.*\"]"),
+            "bench precision: expected products to quantise; precision.keep names every product; remove patterns");
+  EXPECT_EQ(
+      error("[\"*.q_proj.*\"]"),
+      "precision.keep: expected patterns that match all parts of model.layers.0.self_attn.qkv_proj.weight or none; "
+      "got some that match only a few; they are one product, keep them together");
+}
+
 TEST(BenchPrecision, RefusesARunWithoutARecipe) {
   try {
     bench_precision(run_of({}), 1);

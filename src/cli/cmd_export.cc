@@ -37,6 +37,8 @@ int run(Log& log, Options& o) {
   if (o.adapter) return run_adapter(o);
   check_shard_bytes(o.spec.shard_bytes);
   o.spec.block_fp8 = o.dtype == "fp8_block";
+  MOEBIUS_CHECK(usage, o.dtype.empty() || o.dtype == "f32" || o.dtype == "bf16" || o.spec.block_fp8,
+                "--dtype: expected f32, bf16 or fp8_block; got \"{}\"", o.dtype);
   if (!o.dtype.empty() && !o.spec.block_fp8) o.spec.dtype = compute_dtype(o.dtype);
   print_folder_result(log, "exported", export_hugging_face(o.spec), o.spec.out, o.json);
   if (!std::filesystem::exists(o.spec.out + "/tokenizer.json"))

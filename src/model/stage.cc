@@ -16,6 +16,12 @@ void with_weights_of(ParamTable& params, Stream& s, std::initializer_list<ParamS
   for (const ParamSpan& span : spans) params.release(s, span);
 }
 
+MicroBatch in_backward(const MicroBatch& batch) {
+  MicroBatch backward = batch;
+  backward.backward = true;
+  return backward;
+}
+
 }  // namespace
 
 Stage::Stage(const StageContext& context, const StageSpec& spec)
@@ -273,7 +279,9 @@ void Stage::backward_input(Step& step, Tensor dstream_TD, Saved& saved) const {
   run_backward(step, dstream_TD, saved, /*with_weights=*/false);
 }
 
-void Stage::run_backward(Step& step, Tensor dstream_TD, Saved& saved, bool with_weights) const {
+void Stage::run_backward(Step& base, Tensor dstream_TD, Saved& saved, bool with_weights) const {
+  const MicroBatch batch = in_backward(base.batch);
+  Step step{base.stream, base.stack, batch};
   if (spec_.norm != spec_.loss) exchange_hidden_gradients(step, dstream_TD, saved);
   if (spec_.norm || !spec_.loss) {
     backward_layers(step, dstream_TD.rows(0, stream_rows_), saved, with_weights);
@@ -344,7 +352,9 @@ void Stage::embedding_gradient(Step& step, Tensor dstream_TD) const {
   });
 }
 
-void Stage::backward_weight(Step& step, Saved& saved) const {
+void Stage::backward_weight(Step& base, Saved& saved) const {
+  const MicroBatch batch = in_backward(base.batch);
+  Step step{base.stream, base.stack, batch};
   for (size_t k = predicts_mtp() ? mtp_.size() : 0; k-- > 0;) {
     PhaseScope phase(step.stream, "backward weight", mtp_[k].layer());
     with_weights_of(params_, step.stream, {of_mtp_[k]}, [&] {

@@ -91,6 +91,10 @@ struct MicroBatch : Targets {
   bool first_of_step = false;
   // True for a chunk of a micro-batch after its first: products add to the gradients that the first chunk stored.
   bool later_part = false;
+  // The first row of a chunk, among the rows of this rank's residual stream.
+  int64_t first_row = 0;
+  // True in backward passes, which may compute products of the forward pass once more.
+  bool backward = false;
 
   StepScalars scalars;         // kept in host memory on every device
   Tensor scalars_memory;       // u8: the copy that ops read

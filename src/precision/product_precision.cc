@@ -117,13 +117,31 @@ Quantize quantize_of(const Operand& q, const Tensor& x, const RowGroups& rows) {
 
 }  // namespace
 
+ProductPrecision::Rounding ProductPrecision::of_x(const QuantizeContext& c) const {
+  return {formats_of(recipe_).x, false, false, sums(counts_.x && c.counts && c.counts_forward)};
+}
+
+ProductPrecision::Rounding ProductPrecision::of_dy(const QuantizeContext& c) const {
+  const Format& format = formats_of(recipe_).dy;
+  return {format, false, format.stochastic, sums(counts_.dy && c.counts)};
+}
+
+ProductPrecision::Rounding ProductPrecision::of_x_for_dw(const QuantizeContext& c) const {
+  return {formats_of(recipe_).x_for_dw, true, false, sums(counts_.x_for_dw && c.counts)};
+}
+
+ProductPrecision::Rounding ProductPrecision::of_dy_for_dw(const QuantizeContext& c) const {
+  const Format& format = formats_of(recipe_).dy_for_dw;
+  return {format, true, format.stochastic, sums(counts_.dy_for_dw && c.counts)};
+}
+
 void ProductPrecision::measure(Stream& s, const Tensor& own_1, const Tensor& x, const RowGroups& rows,
-                               const Format& format, bool transposed) const {
+                               const Rounding& how) const {
   const bool apart = !rows.measured.empty();  // then they are whole rows
   const Tensor& from = apart ? rows.measured : x;
   const RowGroups of = apart ? RowGroups{} : rows;
-  const bool turned = transposed && !apart;
-  const Operand form = form_of(shape_of_copy(from, of, turned), format.element, format.layout, turned);
+  const bool turned = how.transposed && !apart;
+  const Operand form = form_of(shape_of_copy(from, of, turned), how.format.element, how.format.layout, turned);
   largest_magnitudes(s, {.bits_e = own_1, .of = quantize_of(form, from, of)});
 }
 
@@ -134,15 +152,17 @@ Tensor ProductPrecision::exchange(const QuantizeContext& c, Group& ranks, const 
 }
 
 Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows,
-                                    const Format& format, bool transposed, Magnitudes known) const {
-  if (rounds_rows()) return rounded(c, x, rows, {.of_dw = transposed, .draws = format.stochastic});
+                                    const Rounding& how, Magnitudes known) const {
+  if (rounds_rows()) return rounded(c, x, rows, how);
+  const Format& format = how.format;
+  const bool transposed = how.transposed;
   const bool emulates = this->emulates(c.stream);
   Tensor values;
   if (emulates) {
     const int64_t R = rows.token_R.empty() || !transposed ? x.dim(0) : rows.token_R.numel();
     values = c.stack.alloc({R, x.dim(1)}, x.dtype);
   }
-  if (emulates && format.layout == ScaleLayout::mx_blocks && !stats_5_) {
+  if (emulates && format.layout == ScaleLayout::mx_blocks && !counts_.sums_5) {
     mx_round(c.stream, {.y_RC = values,
                         .x_NC = x,
                         .offsets_e1 = rows.offsets_e1,
@@ -157,17 +177,34 @@ Operand ProductPrecision::quantised(const QuantizeContext& c, const Tensor& x, c
   StackScope magnitudes(c.stack);
   if (ranks_.rows && known.all_WB.empty()) {
     const Tensor own_1 = c.stack.alloc({1}, DType::i32);
-    measure(c.stream, own_1, x, rows, format, transposed);
+    measure(c.stream, own_1, x, rows, how);
     known.all_WB = exchange(c, *ranks_.rows, own_1);
   }
   Quantize op = quantize_of(q, x, rows);
-  if (stats_5_) op.stats_5 = *stats_5_;
+  if (rows.counts_measured)
+    count_measured(c, rows, how, known);
+  else
+    op.stats_5 = how.sums_5;
   op.magnitude_WB = known.all_WB;
   op.first_matrix = known.first;
   quantize(c.stream, op);
   if (!emulates) return q;
   fill(c.stream, values, q, rows.offsets_e1);
   return values;
+}
+
+// Quantises the rows of `measured` for the statistics alone.
+void ProductPrecision::count_measured(const QuantizeContext& c, const RowGroups& rows, const Rounding& how,
+                                      const Magnitudes& known) const {
+  if (how.sums_5.empty()) return;
+  StackScope scope(c.stack);
+  Operand q = form_of(rows.measured.shape, how.format.element, how.format.layout, false);
+  allocate(c.stack, q);
+  Quantize op = quantize_of(q, rows.measured, {});
+  op.stats_5 = how.sums_5;
+  op.magnitude_WB = known.all_WB;
+  op.first_matrix = known.first;
+  quantize(c.stream, op);
 }
 
 std::pair<Operand, Operand> ProductPrecision::for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& dy_rows,
@@ -177,18 +214,18 @@ std::pair<Operand, Operand> ProductPrecision::for_dw(const QuantizeContext& c, T
     const Operand dy = dy_for_dw(c, dy_TC, dy_rows);
     return {dy, x_for_dw(c, x_TC, x_rows)};
   }
-  const Formats& of = formats_of(recipe_);
+  const Rounding dy_how = of_dy_for_dw(c), x_how = of_x_for_dw(c);
   const Tensor own_2 = c.stack.alloc({2}, DType::i32);
-  measure(c.stream, own_2.rows(0, 1), dy_TC, dy_rows, of.dy_for_dw, true);
-  measure(c.stream, own_2.rows(1, 2), x_TC, x_rows, of.x_for_dw, true);
+  measure(c.stream, own_2.rows(0, 1), dy_TC, dy_rows, dy_how);
+  measure(c.stream, own_2.rows(1, 2), x_TC, x_rows, x_how);
   const Tensor all_W2 = exchange(c, *ranks_.rows, own_2);
-  const Operand dy = quantised(c, dy_TC, dy_rows, of.dy_for_dw, true, {all_W2, 0});
-  return {dy, quantised(c, x_TC, x_rows, of.x_for_dw, true, {all_W2, 1})};
+  const Operand dy = quantised(c, dy_TC, dy_rows, dy_how, {all_W2, 0});
+  return {dy, quantised(c, x_TC, x_rows, x_how, {all_W2, 1})};
 }
 
 Operand ProductPrecision::x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
   if (recipe_ == PrecisionRecipe::none) return x_TC;
-  return quantised(c, x_TC, rows, formats_of(recipe_).x, false);
+  return quantised(c, x_TC, rows, of_x(c));
 }
 
 Operand ProductPrecision::weights_form(const Shape& w, bool transposed) const {
@@ -199,11 +236,13 @@ Operand ProductPrecision::weights_form(const Shape& w, bool transposed) const {
 
 void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tensor& w,
                                         const Tensor& magnitude_We) const {
-  Quantize op{.q = q,
-              .x_RC = w,
-              .square = formats_of(recipe_).w.square,
-              .stats_5 = stats_5_ && !q.transposed ? *stats_5_ : Tensor{},
-              .magnitude_WB = magnitude_We};
+  quantise_weights(s, q, w, magnitude_We, sums(counts_.w && !q.transposed));
+}
+
+void ProductPrecision::quantise_weights(Stream& s, const Operand& q, const Tensor& w, const Tensor& magnitude_We,
+                                        const Tensor& sums_5) const {
+  Quantize op{
+      .q = q, .x_RC = w, .square = formats_of(recipe_).w.square, .stats_5 = sums_5, .magnitude_WB = magnitude_We};
   if (w.shape.rank() == 2) {  // a matrix of weights has no rows to pad, so it is only transposed
     op.x_RC = w.view({1, w.dim(0), w.dim(1)});
     op.q.data = q.data.view({1, q.data.dim(0), q.data.dim(1)});
@@ -231,7 +270,7 @@ Operand ProductPrecision::quantised_weights(const QuantizeContext& c, const Tens
       all_We = c.stack.alloc({num_weight_ranks(), e}, DType::i32);
       exchange_weights(c.stream, all_We, c.stack.alloc({e}, DType::i32), w);
     }
-    quantise_weights(c.stream, q, w, all_We);
+    quantise_weights(c.stream, q, w, all_We, {});
   }
   return for_products(c, q, w.dtype);
 }
@@ -250,7 +289,7 @@ Operand ProductPrecision::w(const QuantizeContext& c, Tensor w) const {
 
 Operand ProductPrecision::dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows) const {
   if (recipe_ == PrecisionRecipe::none) return dy_TC;
-  return quantised(c, dy_TC, rows, formats_of(recipe_).dy, false);
+  return quantised(c, dy_TC, rows, of_dy(c));
 }
 
 Operand ProductPrecision::w_for_dx(const QuantizeContext& c, Tensor w) const {
@@ -260,12 +299,12 @@ Operand ProductPrecision::w_for_dx(const QuantizeContext& c, Tensor w) const {
 
 Operand ProductPrecision::x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows) const {
   if (has_plain_dw()) return x_TC;
-  return quantised(c, x_TC, rows, formats_of(recipe_).x_for_dw, true);
+  return quantised(c, x_TC, rows, of_x_for_dw(c));
 }
 
 Operand ProductPrecision::dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows) const {
   if (has_plain_dw()) return dy_TC;
-  return quantised(c, dy_TC, rows, formats_of(recipe_).dy_for_dw, true);
+  return quantised(c, dy_TC, rows, of_dy_for_dw(c));
 }
 
 }  // namespace moebius

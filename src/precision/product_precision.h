@@ -36,6 +36,8 @@ struct QuantizeContext {
   Stream& stream;
   StepStack& stack;  // gets the quantised copies
   Tensor draw_2;     // i64 [step, first row]; read by nvfp4's gradients alone
+  // Statistics count operands, and those of y = x W^T, which backward may quantise once more.
+  bool counts = true, counts_forward = true;
 };
 
 // Rows of x and dy that are sorted by expert, as in Quantize (ops/quantize/quantize.h). Empty: no experts.
@@ -44,6 +46,9 @@ struct RowGroups {
   // With ScaleRanks: where the largest magnitude is looked for, if that is not in the rows alone; may be empty. They are
   // rows of the micro-batch of this rank.
   Tensor measured = {};
+  // Statistics count the rows of `measured` instead: other ranks may have the rows too, and some places have none.
+  bool counts_measured = false;
+  Tensor measured_index_T = {};  // nvfp4: their tokens, like index_N; may be empty
   // nvfp4: the tokens of rows, as in NvRows (ops/quantize/nv_rows.h); may be empty. is_mixed: the rows of an expert may
   // be of several micro-batches, and are not sorted by token; then index_N is set.
   Tensor index_N = {}, source_R = {};
@@ -60,6 +65,13 @@ struct ExpertRange {
 struct ScaleRanks {
   Group* rows = nullptr;     // the ranks that have rows or columns of x and dy
   Group* weights = nullptr;  // the ranks that have parts of w
+};
+
+// The statistics of quantisation, and the operands that this rank counts: an operand that several ranks quantise is
+// counted by one of them.
+struct OperandCounts {
+  const Tensor* sums_5 = nullptr;  // the sums of Quantize::stats_5; null: nothing is counted
+  bool x = true, w = true, dy = true, x_for_dw = true, dy_for_dw = true;
 };
 
 // nvfp4: the places of rows and columns among those of all ranks.
@@ -89,25 +101,25 @@ bool has_f8_products(const Shape& w);
 class ProductPrecision {
  public:
   ProductPrecision() = default;  // plain operands
-  // seed, key: of the draws of stochastic rounding; each parameter has its own key. stats_5: the sums to which
-  // quantisation adds (Quantize::stats_5), which must outlive this; null: none. ranks: without a scale of a whole tensor
-  // they exchange nothing.
+  // seed, key: of the draws of stochastic rounding; each parameter has its own key. counts: its sums must outlive this.
+  // ranks: without a scale of a whole tensor they exchange nothing.
   ProductPrecision(PrecisionRecipe recipe, uint64_t seed, uint32_t key, ExpertRange experts = {},
                    WeightGradientPrecision weight_gradients = WeightGradientPrecision::recipe,
-                   const Tensor* stats_5 = nullptr, GpuProducts gpu = GpuProducts::emulated, ScaleRanks ranks = {},
+                   const OperandCounts& counts = {}, GpuProducts gpu = GpuProducts::emulated, ScaleRanks ranks = {},
                    const WholePlaces& places = {})
       : recipe_(recipe),
         seed_(seed),
         key_(key),
         experts_(experts),
         weight_gradients_(weight_gradients),
-        stats_5_(stats_5),
+        counts_(counts),
         gpu_(gpu),
         ranks_(scales_whole_tensors(recipe) ? ranks : ScaleRanks{}),
         places_(places) {}
 
   // y = x W^T. x is [T, in]; w is [out, in], or one such matrix for each expert.
   Operand x(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
+  // w() and w_for_dx() quantise at each use, which is not counted.
   Operand w(const QuantizeContext& c, Tensor w) const;
   // dx = dy W. A quantised w is transposed.
   Operand dy(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
@@ -123,7 +135,7 @@ class ProductPrecision {
                                      const RowGroups& x_rows) const;
 
   // Returns the operands that w() and w_for_dx() return for weights of this shape, without memory. quantise_weights()
-  // fills the memory of one. REQUIRES: !is_plain().
+  // fills the memory of one, and counts w. REQUIRES: !is_plain().
   Operand w_form(const Shape& w) const { return weights_form(w, false); }
   Operand w_for_dx_form(const Shape& w) const { return weights_form(w, true); }
   // magnitude_We: of all ranks, from exchange_weights(); empty if the rank has all of w.
@@ -134,12 +146,6 @@ class ProductPrecision {
   void exchange_weights(Stream& s, const Tensor& all_We, const Tensor& own_e, const Tensor& w) const;
   // Returns the operand for the products of the stream's device: q, or where they are emulated its values in dtype.
   Operand for_products(const QuantizeContext& c, const Operand& q, DType dtype) const;
-  // The same without the sums of stats_5.
-  ProductPrecision uncounted() const {
-    ProductPrecision same = *this;
-    same.stats_5_ = nullptr;
-    return same;
-  }
   bool has_plain_dw() const { return is_plain() || weight_gradients_ == WeightGradientPrecision::compute; }
   bool is_plain() const { return recipe_ == PrecisionRecipe::none; }
   // Returns whether the products of a stream multiply the quantised values in the dtype of x.
@@ -157,34 +163,45 @@ class ProductPrecision {
     Tensor all_WB;
     int64_t first = 0;
   };
-  Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Format& format,
-                    bool transposed) const {
-    return quantised(c, x, rows, format, transposed, Magnitudes{});
+  // How rows are quantised. transposed: the operand is one of dW. draws: elements are rounded stochastically. sums_5: the
+  // statistics to which they add; empty: none.
+  struct Rounding {
+    const Format& format;
+    bool transposed = false, draws = false;
+    Tensor sums_5 = {};
+  };
+  Rounding of_x(const QuantizeContext& c) const;
+  Rounding of_dy(const QuantizeContext& c) const;
+  Rounding of_x_for_dw(const QuantizeContext& c) const;
+  Rounding of_dy_for_dw(const QuantizeContext& c) const;
+  Tensor sums(bool counts) const { return counts && counts_.sums_5 ? *counts_.sums_5 : Tensor{}; }
+  Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Rounding& how) const {
+    return quantised(c, x, rows, how, Magnitudes{});
   }
-  Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Format& format,
-                    bool transposed, Magnitudes known) const;
+  Operand quantised(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Rounding& how,
+                    Magnitudes known) const;
+  void count_measured(const QuantizeContext& c, const RowGroups& rows, const Rounding& how,
+                      const Magnitudes& known) const;
   // own_1 = the largest magnitude of the rows of x that are here
-  void measure(Stream& s, const Tensor& own_1, const Tensor& x, const RowGroups& rows, const Format& format,
-               bool transposed) const;
+  void measure(Stream& s, const Tensor& own_1, const Tensor& x, const RowGroups& rows, const Rounding& how) const;
   Tensor exchange(const QuantizeContext& c, Group& ranks, const Tensor& own_B) const;  // [W, B], on the step stack
   // nvfp4 (product_precision_rows.cc). RowOrder: the rows of experts, sorted by token; empty: they are sorted.
   struct RowOrder {
     Tensor order_R, offsets_of_batches;
-  };
-  struct Rounding {
-    bool of_dw = false, draws = false;  // of_dw: blocks of 16 tokens, after the Hadamard transform
   };
   RowOrder order_of(const QuantizeContext& c, const RowGroups& rows) const;
   int64_t num_batches(const RowGroups& rows) const { return rows.index_N.empty() ? 1 : places_.num_batches; }
   NvRows nv_rows(const Tensor& x, const RowGroups& rows, bool of_dw, const RowOrder& order) const;
   void measure_rows(const QuantizeContext& c, const Tensor& own_M, const Tensor& x, const RowGroups& rows, bool of_dw,
                     const RowOrder& order) const;
-  void round_rows(const QuantizeContext& c, const Tensor& y_RC, const Tensor& x, const RowGroups& rows, Rounding how,
-                  const RowOrder& order, Magnitudes known) const;
-  Tensor rounded(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, Rounding how) const;
+  void round_rows(const QuantizeContext& c, const Tensor& y_RC, const Tensor& x, const RowGroups& rows,
+                  const Rounding& how, const RowOrder& order, Magnitudes known) const;
+  Tensor rounded(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, const Rounding& how) const;
   std::pair<Operand, Operand> rounded_for_dw(const QuantizeContext& c, const Tensor& dy_TC, const RowGroups& dy_rows,
                                              const Tensor& x_TC, const RowGroups& x_rows) const;
   Operand weights_form(const Shape& w, bool transposed) const;
+  void quantise_weights(Stream& s, const Operand& q, const Tensor& w, const Tensor& magnitude_We,
+                        const Tensor& sums_5) const;
   Operand quantised_weights(const QuantizeContext& c, const Tensor& w, bool transposed) const;
 
   PrecisionRecipe recipe_ = PrecisionRecipe::none;
@@ -192,7 +209,7 @@ class ProductPrecision {
   uint32_t key_ = 0;
   ExpertRange experts_;
   WeightGradientPrecision weight_gradients_ = WeightGradientPrecision::recipe;
-  const Tensor* stats_5_ = nullptr;
+  OperandCounts counts_;
   GpuProducts gpu_ = GpuProducts::emulated;
   ScaleRanks ranks_;
   WholePlaces places_;

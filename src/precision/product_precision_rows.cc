@@ -39,7 +39,7 @@ void ProductPrecision::measure_rows(const QuantizeContext& c, const Tensor& own_
 }
 
 void ProductPrecision::round_rows(const QuantizeContext& c, const Tensor& y_RC, const Tensor& x, const RowGroups& rows,
-                                  Rounding how, const RowOrder& order, Magnitudes known) const {
+                                  const Rounding& how, const RowOrder& order, Magnitudes known) const {
   const NvDraws draws{.draw_2 = c.draw_2,
                       .seed = seed_,
                       .key = key_,
@@ -48,22 +48,28 @@ void ProductPrecision::round_rows(const QuantizeContext& c, const Tensor& y_RC, 
                       .groups_per_expert = order.order_R.empty() ? 1 : num_batches(rows),
                       .columns = how.draws ? places_.dy_columns : WholeColumns{}};
   nv_round(c.stream, {.y_RC = y_RC,
-                      .of = nv_rows(x, rows, how.of_dw, order),
+                      .of = nv_rows(x, rows, how.transposed, order),
                       .magnitude_WB = known.all_WB,
                       .first_batch = known.first,
                       .draws = draws,
                       .draws_elements = how.draws,
-                      .stats_5 = stats_5_ ? *stats_5_ : Tensor{}});
+                      .stats_5 = rows.counts_measured ? Tensor{} : how.sums_5});
 }
 
-Tensor ProductPrecision::rounded(const QuantizeContext& c, const Tensor& x, const RowGroups& rows, Rounding how) const {
-  const int64_t R = rows.token_R.empty() || !how.of_dw ? x.dim(0) : rows.token_R.numel(), M = num_batches(rows);
+Tensor ProductPrecision::rounded(const QuantizeContext& c, const Tensor& x, const RowGroups& rows,
+                                 const Rounding& how) const {
+  const bool of_dw = how.transposed;
+  const int64_t R = rows.token_R.empty() || !of_dw ? x.dim(0) : rows.token_R.numel(), M = num_batches(rows);
   const Tensor y_RC = c.stack.alloc({R, x.dim(1)}, x.dtype);
   StackScope scope(c.stack);
-  const RowOrder order = how.of_dw ? order_of(c, rows) : RowOrder{};
+  const RowOrder order = of_dw ? order_of(c, rows) : RowOrder{};
   const Tensor own_M = c.stack.alloc({M}, DType::i32);
-  measure_rows(c, own_M, x, rows, how.of_dw, order);
-  round_rows(c, y_RC, x, rows, how, order, {ranks_.rows ? exchange(c, *ranks_.rows, own_M) : own_M.view({1, M}), 0});
+  measure_rows(c, own_M, x, rows, of_dw, order);
+  const Magnitudes known{ranks_.rows ? exchange(c, *ranks_.rows, own_M) : own_M.view({1, M}), 0};
+  round_rows(c, y_RC, x, rows, how, order, known);
+  if (!rows.counts_measured || how.sums_5.empty()) return y_RC;
+  const RowGroups measured{.index_N = rows.measured_index_T};
+  round_rows(c, c.stack.alloc(rows.measured.shape, x.dtype), rows.measured, measured, how, {}, known);
   return y_RC;
 }
 
@@ -81,8 +87,8 @@ std::pair<Operand, Operand> ProductPrecision::rounded_for_dw(const QuantizeConte
   measure_rows(c, own_2M.rows(0, M), dy_TC, dy_rows, true, order);
   measure_rows(c, own_2M.rows(M, 2 * M), x_TC, x_rows, true, order);
   const Tensor all_WB = ranks_.rows ? exchange(c, *ranks_.rows, own_2M) : own_2M.view({1, 2 * M});
-  round_rows(c, dy_RC, dy_TC, dy_rows, {.of_dw = true, .draws = true}, order, {all_WB, 0});
-  round_rows(c, x_RC, x_TC, x_rows, {.of_dw = true}, order, {all_WB, M});
+  round_rows(c, dy_RC, dy_TC, dy_rows, of_dy_for_dw(c), order, {all_WB, 0});
+  round_rows(c, x_RC, x_TC, x_rows, of_x_for_dw(c), order, {all_WB, M});
   return {dy_RC, x_RC};
 }
 

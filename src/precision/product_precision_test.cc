@@ -122,7 +122,7 @@ TEST(ProductPrecision, GradientsOfSmallColumnsAreNearTheExactOnes) {
 }
 
 ProductPrecision on_kernels(PrecisionRecipe recipe) {
-  return {recipe, 1, 2, {}, WeightGradientPrecision::recipe, nullptr, GpuProducts::f8_kernels};
+  return {recipe, 1, 2, {}, WeightGradientPrecision::recipe, {}, GpuProducts::f8_kernels};
 }
 
 TEST(ProductPrecisionOnGpu, ProductsOnKernelsAreNearTheExactOnes) {
@@ -369,8 +369,8 @@ TEST_P(OperandsOfTwoRanks, HaveTheBytesOfTheWhole) {
     const std::unique_ptr<Group> ranks = world.make_group("ranks", {0, 1});
     WholePlaces places;
     if (c.are_columns) places.dy_columns = {.runs = {{{.here = 0, .whole = world.rank() * 48}}}, .count = 96};
-    const ProductPrecision precision(c.recipe, 1, 2, {}, WeightGradientPrecision::recipe, nullptr,
-                                     GpuProducts::emulated, {.rows = ranks.get(), .weights = ranks.get()}, places);
+    const ProductPrecision precision(c.recipe, 1, 2, {}, WeightGradientPrecision::recipe, {}, GpuProducts::emulated,
+                                     {.rows = ranks.get(), .weights = ranks.get()}, places);
     CpuDevice device;
     Values tokens(256);
     std::iota(tokens.begin(), tokens.end(), c.are_columns ? 0 : 128 * world.rank());

@@ -27,7 +27,8 @@ TEST(CliExport, RoundTrips) {
   expect_refused(run_moebius(dir, {"export", "loop", "other"}), 4, "[loop]; check the path, its disk and this");
   expect_refused(run_moebius(dir, {"export", "checkpoint", ""}), 2,
                  "error: expected the name of a folder to make; got an empty one");
-  expect_refused(run_moebius(dir, {"export", "checkpoint", "other", "--dtype", "f16"}), 2, "f16");
+  expect_refused(run_moebius(dir, {"export", "checkpoint", "other", "--dtype", "f16"}), 2,
+                 "--dtype: expected f32, bf16 or fp8_block; got \"f16\"");
   expect_refused(run_moebius(dir, {"export", "nowhere", "other"}), 3, "expected a folder; got nothing there");
   expect_refused(run_moebius(dir, {"import", "checkpoint", "other"}), 3, "a checkpoint already");
 }

@@ -41,6 +41,36 @@ TEST(LogPrecision, SumsChangeNoBitOnACpu) {
   }
 }
 
+// Recomputing a layer, and an evaluation between two steps, leave the sums as they are.
+TEST(LogPrecision, CountsEachOperandOfAStepOnce) {
+  for (const auto recipe :
+       {PrecisionRecipe::fp8_block, PrecisionRecipe::fp8_tensor, PrecisionRecipe::mxfp8, PrecisionRecipe::nvfp4}) {
+    SCOPED_TRACE(name_of(recipe));
+    EngineSpec spec = quantised_on(DeviceKind::cpu, recipe, false);
+    spec.measures_precision = true;
+    Engine once(spec);
+    spec.recompute.layer = true;
+    Engine recomputes(spec);
+    std::vector<double> losses;
+    const auto want = precision_sums(initialised(once), 2, losses);
+    EXPECT_EQ(precision_sums(initialised(recomputes), 2, losses), want);
+    for (const std::vector<double>& sums : want) EXPECT_GT(sums[0], 0);
+
+    const auto all = [&] {
+      std::vector<double> sums;
+      for (const QuantizeStats::Layer& layer : once.model().quantize_stats()->layers()) {
+        const double* of_layer = once.on_host(layer.sums_5).ptr<double>();
+        sums.insert(sums.end(), of_layer, of_layer + 5);
+      }
+      return sums;
+    };
+    const std::vector<double> before = all();
+    once.batch().training = false;
+    once.forward();
+    EXPECT_EQ(all(), before) << "an evaluation is not counted";
+  }
+}
+
 // Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
 // number of elements is the same. On an H200 up to 1.6 times as many elements became zero as on a CPU, and the smallest
 // scale was an eighth. Both devices have the same sums from the same numbers, with padding and empty experts too

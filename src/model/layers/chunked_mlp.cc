@@ -22,7 +22,9 @@ void ChunkedMlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) con
   const int64_t t = x_tD.dim(0);
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
-    mlp_.forward(step, y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
+    const MicroBatch batch = batch_of_chunk(step.batch, begin);
+    Step of_chunk{step.stream, step.stack, batch};
+    mlp_.forward(of_chunk, y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
   }
 }
 
@@ -33,12 +35,11 @@ void ChunkedMlp::recompute(Step& /*step*/, Tensor x_tD, Saved& saved) const {
 
 void ChunkedMlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
   const int64_t t = dy_tD.dim(0);
-  const MicroBatch later = later_part(step.batch);
-  Step of_later{step.stream, step.stack, later};
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
     Mlp::Saved& chunk = saved.chunks[i];
-    Step& of_chunk = i == 0 ? step : of_later;
+    const MicroBatch batch = batch_of_chunk(step.batch, begin);
+    Step of_chunk{step.stream, step.stack, batch};
     StackScope scope(step.stack);
     mlp_.recompute(of_chunk, chunk.x_tD, chunk);
     mlp_.backward_input(of_chunk, dx_tD.rows(begin, end), dy_tD.rows(begin, end), chunk);
@@ -48,9 +49,11 @@ void ChunkedMlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& s
 
 void ChunkedMlp::backward_weight(Step& step, const Saved& saved) const {
   if (saved.weights_follow) return;
-  const MicroBatch later = later_part(step.batch);
-  Step of_later{step.stream, step.stack, later};
-  for (size_t i = 0; i < saved.chunks.size(); ++i) mlp_.backward_weight(i == 0 ? step : of_later, saved.chunks[i]);
+  for (size_t i = 0; i < saved.chunks.size(); ++i) {
+    const MicroBatch batch = batch_of_chunk(step.batch, static_cast<int64_t>(i) * chunk_);
+    Step of_chunk{step.stream, step.stack, batch};
+    mlp_.backward_weight(of_chunk, saved.chunks[i]);
+  }
 }
 
 std::vector<KeptTensor> ChunkedMlp::kept(const Saved& saved) {

@@ -34,12 +34,16 @@ void check_split(PrecisionRecipe recipe, const ParamPart& part) {
 
 Group* unless_alone(Group& ranks) { return ranks.size() == 1 ? nullptr : &ranks; }
 
+bool is_split_along(const ParamSpec& spec, int dim) {
+  return std::any_of(spec.parts.begin(), spec.parts.end(),
+                     [&](const ParamPart& part) { return part.shard.dim == dim; });
+}
+
 // The ranks that share the tensors of a parameter's products. A rank that has a whole tensor takes part too: its copy
 // does not change the largest magnitude.
 ScaleRanks ranks_of(const LayerContext& c, const ParamSpec& spec) {
   const bool is_expert = spec.kind == ParamKind::experts;
-  const bool is_split =
-      std::any_of(spec.parts.begin(), spec.parts.end(), [](const ParamPart& part) { return part.shard.dim >= 0; });
+  const bool is_split = is_split_along(spec, 0) || is_split_along(spec, 1);
   return {.rows = unless_alone(c.mesh.group(is_expert ? axis_of_expert_scales(c.mesh.shape()) : Axis::tp_cp)),
           .weights = is_split ? unless_alone(c.mesh.group(is_expert ? Axis::etp : Axis::tp)) : nullptr};
 }
@@ -67,14 +71,30 @@ WholePlaces places_of(const LayerContext& c, const ParamSpec& spec) {
   return places;
 }
 
+// Each element of an operand is counted once on all ranks of tp, cp and dp, or of etp, ep and edp. A matrix that tp splits
+// by rows multiplies x of all tp ranks, and one split by columns dy of all of them. Experts count their rows of x and dy
+// where their tokens are (RowGroups::counts_measured); in dW, and where etp splits the columns, they have them all.
+OperandCounts counts_of(const LayerContext& c, const ParamSpec& spec) {
+  if (!c.quantize_stats) return {};
+  OperandCounts counts{.sums_5 = c.quantize_stats->of(spec.name)};
+  const RankPlace& place = c.mesh.place();
+  const bool is_expert = spec.kind == ParamKind::experts, is_first = (is_expert ? place.etp : place.tp) == 0;
+  const bool by_rows = is_split_along(spec, 0), by_columns = is_split_along(spec, 1);
+  counts.x_for_dw = !by_rows || is_first;
+  counts.dy_for_dw = !by_columns || is_first;
+  counts.x = is_expert || counts.x_for_dw;
+  counts.dy = is_expert || counts.dy_for_dw;
+  counts.w = (by_rows || by_columns || is_first) && (is_expert ? place.edp == 0 : place.cp == 0 && place.dp == 0);
+  return counts;
+}
+
 ProductPrecision precision_at(const LayerContext& c, const ParamSpec& spec, ExpertRange experts,
                               const WholePlaces& places) {
   if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
   const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
-  const Tensor* stats_5 = c.quantize_stats ? c.quantize_stats->of(spec.name) : nullptr;
-  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients, stats_5, gpu,
-          ranks_of(c, spec),  places};
+  return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients,
+          counts_of(c, spec), gpu,    ranks_of(c, spec),         places};
 }
 
 }  // namespace
@@ -211,10 +231,7 @@ WeightOperands::WeightOperands(const LayerContext& c, const Param& param, const 
     scales_ = &c.params.declare(std::move(scales));
   }
   if (precision_.is_plain() || c.params.use() != ModelUse::training) return;
-  if (c.shards_weights(param) || !c.precision.weight_copies) {
-    precision_ = precision_.uncounted();  // the passes of a step would count them several times
-    return;
-  }
+  if (c.shards_weights(param) || !c.precision.weight_copies) return;
   auto copies = std::make_unique<Copies>(c.plan, param, precision);
   copies_ = copies.get();
   c.params.own_copies(param, std::move(copies));

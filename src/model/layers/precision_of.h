@@ -65,25 +65,30 @@ class WeightOperands {
   Copies* copies_ = nullptr;  // null: none are planned
 };
 
-// The tokens of dense rows, where a recipe draws by them and ranks share a micro-batch.
+// The tokens of dense rows, where a recipe draws by them, and ranks share a micro-batch or a layer computes it in chunks.
 class DenseRows {
  public:
   DenseRows() = default;
   DenseRows(const LayerContext& c, const ProductPrecision& precision)
-      : tokens_(c), needs_tokens_(precision.rounds_rows() && c.mesh.shape().tp * c.mesh.shape().cp > 1) {}
+      : tokens_(c), draws_(precision.rounds_rows()), has_part_(c.mesh.shape().tp * c.mesh.shape().cp > 1) {}
   RowGroups groups(Step& step, int64_t num_rows) const {
     RowGroups rows;
-    if (needs_tokens_) rows.index_N = tokens_.index(step, num_rows);
+    if (draws_ && (has_part_ || step.batch.first_row > 0)) rows.index_N = tokens_.index(step, num_rows);
     return rows;
   }
 
  private:
   TokensOfRows tokens_;
-  bool needs_tokens_ = false;
+  bool draws_ = false, has_part_ = false;
 };
 
+// Statistics are those of training steps. An operand of the forward pass that backward quantises once more counts once.
 inline QuantizeContext quantize_context(Step& step) {
-  return {step.stream, step.stack, step.batch.scalars_memory.empty() ? Tensor{} : step.batch.draw_2()};
+  return {.stream = step.stream,
+          .stack = step.stack,
+          .draw_2 = step.batch.scalars_memory.empty() ? Tensor{} : step.batch.draw_2(),
+          .counts = step.batch.training,
+          .counts_forward = !step.batch.backward};
 }
 
 }  // namespace moebius

@@ -7,6 +7,7 @@
 
 #include "comm/transport/threads.h"
 #include "model/layers/precision_of_rows.h"
+#include "model/layers/row_chunks.h"
 #include "ops/cpu/testing.h"
 
 namespace moebius {
@@ -143,6 +144,53 @@ TEST(PrecisionOfRows, DrawsByTheColumnsOfTheWholeMatrix) {
             want.ptr<float>()[i * kWhole + j])
             << i << ", " << j;
   });
+}
+
+// The rows of a chunk are those of each tp rank from its first row on. Every token of the micro-batch is in one of them.
+TEST(DenseRows, OfAChunkHaveTheTokensOfTheMicroBatch) {
+  for (const int64_t tp : {1, 2}) {
+    run_threads(static_cast<int>(tp), {.timeout_s = 60}, [&](Transport& world) {
+      constexpr int64_t kTokens = 16, kChunk = 4, kFirst = 100;
+      const Mesh mesh({.tp = tp, .edp = tp}, world);
+      Layer layer(mesh, PrecisionRecipe::nvfp4);
+      LayerContext c = layer.context();
+      c.shape = {.batch = 2, .seq = kTokens / 2};
+      const int64_t t = kTokens / tp;
+      const ParamSpec spec{.name = "matrix.weight", .shape = {48, 64}};
+      const DenseRows rows(of_chunk(c, kChunk), precision_of(c, spec));
+      std::vector<char> memory(1 << 20);
+      ThreadPool pool(1);
+      Stream s(DeviceKind::cpu, pool);
+      StepStack stack(DeviceKind::cpu, memory.data(), static_cast<int64_t>(memory.size()));
+      MicroBatch batch;
+      std::vector<char> scalars(sizeof(StepScalars));
+      batch.scalars_memory = {.data = scalars.data(), .shape = {int64_t{sizeof(StepScalars)}}, .dtype = DType::u8};
+      batch.scalars.set_first_token(kFirst);
+      batch.store_scalars();
+      for (int64_t begin = 0; begin < t; begin += kChunk) {
+        const MicroBatch chunk = batch_of_chunk(batch, begin);
+        Step step{s, stack, chunk};
+        const auto tokens_of = [&](int64_t num_rows) {
+          const Tensor index = rows.groups(step, num_rows).index_N;
+          return index.empty() ? std::vector<int32_t>{}
+                               : std::vector<int32_t>(index.ptr<int32_t>(), index.ptr<int32_t>() + num_rows);
+        };
+        std::vector<int32_t> own, all;
+        for (int64_t r = 0; r < tp; ++r) {
+          for (int64_t i = 0; i < kChunk; ++i) {
+            all.push_back(static_cast<int32_t>(kFirst + r * t + begin + i));
+            if (r == world.rank()) own.push_back(all.back());
+          }
+        }
+        if (tp == 1 && begin == 0) {
+          EXPECT_EQ(tokens_of(kChunk), std::vector<int32_t>{}) << "rows are by number there";
+          continue;
+        }
+        EXPECT_EQ(tokens_of(kChunk * tp), all);
+        EXPECT_EQ(tokens_of(kChunk), own);
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -12,16 +12,20 @@ int64_t row_chunk(const LayerContext& c) {
 }
 
 LayerContext of_chunk(LayerContext c, int64_t chunk) {
+  c.whole = c.shape;
   c.shape.batch = 1;
   c.shape.seq = chunk * c.mesh.shape().tp;
   return c;
 }
 
-MicroBatch later_part(const MicroBatch& batch) {
-  MicroBatch later = batch;
-  later.first_of_step = false;
-  later.later_part = true;
-  return later;
+MicroBatch batch_of_chunk(const MicroBatch& batch, int64_t first_row) {
+  MicroBatch chunk = batch;
+  chunk.first_row = first_row;
+  if (first_row > 0) {
+    chunk.first_of_step = false;
+    chunk.later_part = true;
+  }
+  return chunk;
 }
 
 bool is_long_sequence(const LayerContext& c, int64_t times) {

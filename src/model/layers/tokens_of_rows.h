@@ -1,6 +1,7 @@
 // The tokens of a rank's rows, by their index in the global batch. Random draws are made by it, so no layout changes them.
 #pragma once
 
+#include "model/attention/token_runs.h"
 #include "model/layer_context.h"
 #include "ops/low_rank/low_rank_dropout.h"
 
@@ -10,22 +11,43 @@ class TokensOfRows {
  public:
   TokensOfRows() = default;
   explicit TokensOfRows(const LayerContext& c)
-      : token_{.seq = c.shape.seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
-        stream_rows_(c.stream_rows()),
+      : token_{.seq = whole(c).seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
+        stream_rows_(rows_between_projections(whole(c), c.mesh.shape())),
+        layer_rows_(c.stream_rows()),
+        num_tp_(c.mesh.shape().tp),
         tp_(c.mesh.place().tp) {}
 
-  // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows.
+  // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows. In
+  // a chunk they are those from MicroBatch::first_row on, of each rank.
   Tensor index(Step& step, int64_t num_rows) const {
-    TokenOfRow token = token_;
-    if (num_rows == stream_rows_) token.first = tp_ * stream_rows_;
+    if (num_rows == layer_rows_) return index_of_own(step, num_rows);
     const Tensor index_T = step.alloc({num_rows}, DType::i32);
-    row_tokens(step.stream, {.index_T = index_T, .draw_2 = step.batch.draw_2(), .token = token});
+    const int64_t n = num_rows / num_tp_;                   // of each rank
+    const int64_t ranks = n == stream_rows_ ? 1 : num_tp_;  // the rows of a whole micro-batch follow one another
+    for (int64_t r = 0; r < ranks; ++r)
+      fill(step, index_T.rows(r * num_rows / ranks, (r + 1) * num_rows / ranks), r * stream_rows_);
     return index_T;
   }
 
+  // The same of this rank's rows.
+  Tensor index_of_own(Step& step, int64_t num_rows) const {
+    const Tensor index_t = step.alloc({num_rows}, DType::i32);
+    fill(step, index_t, tp_ * stream_rows_);
+    return index_t;
+  }
+
  private:
-  TokenOfRow token_;  // the token of the first row of all tp ranks
-  int64_t stream_rows_ = 0, tp_ = 0;
+  static const BatchShape& whole(const LayerContext& c) { return c.whole.batch > 0 ? c.whole : c.shape; }
+
+  // first: the first row of a rank's residual stream.
+  void fill(Step& step, const Tensor& index_t, int64_t first) const {
+    TokenOfRow token = token_;
+    token.first = first + step.batch.first_row;
+    row_tokens(step.stream, {.index_T = index_t, .draw_2 = step.batch.draw_2(), .token = token});
+  }
+
+  TokenOfRow token_;                                                // the token of the first row of all tp ranks
+  int64_t stream_rows_ = 0, layer_rows_ = 0, num_tp_ = 1, tp_ = 0;  // layer_rows: those of a chunk, if there are chunks
 };
 
 }  // namespace moebius

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/layers/row_chunks.h"
 #include "ops/permute/index_rows.h"
 
 namespace moebius {
@@ -77,8 +78,10 @@ void ChunkedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& 
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
     Chunk& chunk = saved.chunks[i];
+    const MicroBatch batch = batch_of_chunk(step.batch, begin);
+    Step of_chunk{step.stream, step.stack, batch};
     StackScope scope(step.stack);
-    experts_->forward(step, y_TD.rows(begin, end), x_TD.rows(begin, end), route_of(step, chunk, route, begin, end),
+    experts_->forward(of_chunk, y_TD.rows(begin, end), x_TD.rows(begin, end), route_of(step, chunk, route, begin, end),
                       *chunk.experts, i == 0 ? concurrent : ConcurrentWork());
   }
 }
@@ -95,14 +98,11 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
                                     RoutedExperts::Saved& base) const {
   Saved& saved = own(base);
   const int64_t T = dy_TD.dim(0);
-  MicroBatch later = step.batch;
-  later.first_of_step = false;
-  later.later_part = true;
-  Step of_later{step.stream, step.stack, later};
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
     RoutedExperts::Saved& experts = *saved.chunks[i].experts;
-    Step& of_chunk = i == 0 ? step : of_later;
+    const MicroBatch batch = batch_of_chunk(step.batch, begin);
+    Step of_chunk{step.stream, step.stack, batch};
     StackScope scope(step.stack);
     const Tensor dx = dx_TD.rows(begin, end), dweight = dweight_TK.rows(begin, end), dy = dy_TD.rows(begin, end);
     if (saved.weights_follow)
@@ -122,12 +122,11 @@ void ChunkedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tenso
 void ChunkedExperts::backward_weight(Step& step, const RoutedExperts::Saved& base) const {
   const auto& saved = dynamic_cast<const Saved&>(base);
   if (saved.weights_follow) return;
-  MicroBatch later = step.batch;
-  later.first_of_step = false;
-  later.later_part = true;
-  Step of_later{step.stream, step.stack, later};
-  for (size_t i = 0; i < saved.chunks.size(); ++i)
-    experts_->backward_weight(i == 0 ? step : of_later, *saved.chunks[i].experts);
+  for (size_t i = 0; i < saved.chunks.size(); ++i) {
+    const MicroBatch batch = batch_of_chunk(step.batch, static_cast<int64_t>(i) * chunk_);
+    Step of_chunk{step.stream, step.stack, batch};
+    experts_->backward_weight(of_chunk, *saved.chunks[i].experts);
+  }
 }
 
 }  // namespace moebius

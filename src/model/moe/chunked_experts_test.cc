@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "model/moe/moe_testing.h"
 
@@ -104,6 +105,51 @@ TEST(ChunkedExperts, MemoryChangesNoBitOfASharedExpert) {
       recomputed_split.splits_backward = true;
       for (const MoeCase& c : {split, recomputed, recomputed_split, stored})
         expect_close(testing::on_one_rank(c), want, 0);
+    }
+  }
+}
+
+// With nvfp4 the draws of a token are by its index in the global batch, also in chunks. So equal tokens round in as many
+// ways as there are tokens: no two chunks have the same draws, and no two ranks of tp.
+TEST(ChunkedExperts, EveryTokenHasItsOwnDraws) {
+  for (const MeshShape& mesh : {MeshShape{}, MeshShape{.tp = 2, .edp = 2}, MeshShape{.tp = 2, .ep = 2},
+                                MeshShape{.cp = 2, .ep = 2}, MeshShape{.dp = 2, .ep = 2}}) {
+    for (const int64_t chunk : {0, 4}) {
+      SCOPED_TRACE(fmt::format("tp {}, cp {}, ep {}, chunks of {}", mesh.tp, mesh.cp, mesh.ep, chunk));
+      const MoeCase c{.mesh = mesh,
+                      .dispatcher = DispatcherKind::alltoall,
+                      .precision = {.recipe = PrecisionRecipe::nvfp4},
+                      .hidden = 32,
+                      .expert_chunk = chunk,
+                      .equal_tokens = true};
+      std::vector<double> dx;
+      testing::on_ranks(c, [&](const Outcome& of_rank, int) {
+        const std::vector<double>& here = of_rank.at("step 1 dx");
+        if (dx.empty()) dx = here;
+        for (size_t i = 0; i < dx.size(); ++i)
+          if (here[i] != MoeRank::kAbsent) dx[i] = here[i];
+      });
+      const size_t columns = 12, tokens = dx.size() / columns;
+      std::set<std::vector<double>> rows;
+      for (size_t t = 0; t < tokens; ++t) rows.insert({dx.begin() + t * columns, dx.begin() + (t + 1) * columns});
+      EXPECT_EQ(rows.size(), tokens);
+    }
+  }
+}
+
+// Chunks of the same tokens have on every layout the numbers of one rank: the scales of a chunk, and the draws.
+TEST(ChunkedExperts, OfNvfp4EqualOneRank) {
+  for (const DispatcherKind dispatcher :
+       {DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::direct}) {
+    for (const MeshShape& mesh : {MeshShape{.dp = 2, .ep = 2}, MeshShape{.dp = 2, .etp = 2}}) {
+      const MoeCase c{.mesh = mesh,
+                      .dispatcher = dispatcher,
+                      .shared = true,
+                      .precision = {.recipe = PrecisionRecipe::nvfp4},
+                      .hidden = 32,
+                      .expert_chunk = 4};
+      const Outcome want = testing::on_one_rank(c);
+      testing::on_ranks(c, [&](const Outcome& got, int) { expect_close(got, want, 2e-6); });
     }
   }
 }

@@ -77,8 +77,8 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                      !w2_precision_.is_plain() && w1_adapter_.is_empty() && w2_adapter_.is_empty() &&
                      !c.model.expert_proj_bias && activation_ == GatedActivation{};
   const MeshShape& mesh = c.mesh.shape();
-  rounds_by_token_ =
-      (w1_precision_.rounds_rows() || w2_precision_.rounds_rows()) && mesh.tp * mesh.cp * mesh.ep * mesh.etp > 1;
+  rounds_by_token_ = (w1_precision_.rounds_rows() || w2_precision_.rounds_rows()) &&
+                     (mesh.tp * mesh.cp * mesh.ep * mesh.etp > 1 || max_tokens_ < c.stream_rows());
   mixes_tokens_ = mesh.ep * mesh.etp > 1;
   counts_ = c.quantize_stats != nullptr;
   saves_in_8_bits_ = saves_in_8_bits(c, !w1_precision_.is_plain() && !w2_precision_.is_plain());
@@ -424,15 +424,15 @@ void DispatchedExperts::backward_down_quantised(Step& step, Tensor dweight_R, Te
     if (F_ <= D_) return first_elements(dx_RD, of_g);
     return rows_ ? saved.sa_RF : step.alloc(of_g, dtype_);
   };
-  DExpertDownQuantised op{
-      .dh_rows = saved.dh_rows,
-      .dweight_R = dweight_R,
-      .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads, in_place(step, saved.grad_rows, saved)),
-      .w2_eDF = w2_operands_.w_for_dx(step),
-      .h_R2F = saved.h_bwd_R2F,
-      .weight_R = weight_R,
-      .rows = saved.grad_rows,
-      .g_RF = memory_of_g()};
+  DExpertDownQuantised op{.dh_rows = saved.dh_rows,
+                          .dweight_R = dweight_R,
+                          .dout_TD = w2_precision_.dy(quantize_context(step), saved.grads,
+                                                      in_place(step, saved.grad_rows, saved, saved.dy_TD)),
+                          .w2_eDF = w2_operands_.w_for_dx(step),
+                          .h_R2F = saved.h_bwd_R2F,
+                          .weight_R = weight_R,
+                          .rows = saved.grad_rows,
+                          .g_RF = memory_of_g()};
   if (saved.h_R2F.in_8_bits())
     op.h_rows_RB = saved.h_R2F.packed_for_backward(step, of_dh[0], saved.grad_rows.offsets_e1);
   if (saved.has_columns) {

@@ -72,8 +72,9 @@ class DispatchedExperts final : public RoutedExperts {
   void find_tokens(Step& step, int64_t T, Saved& saved) const;
   // The groups of rows sorted by expert, for an operand read in place and for one that is transposed. Rows that are read
   // by token are all present; otherwise the last offset gives their number. own_TD: the rows that this rank sends, also
-  // those that no expert gets. Their largest magnitude is that of the operand, whatever rows arrive here.
-  RowGroups in_place(const Step& step, const Rows& rows, const Saved& saved, const Tensor& own_TD = {}) const;
+  // those that no expert gets. Their largest magnitude is that of the operand, whatever rows arrive here, and statistics
+  // count them.
+  RowGroups in_place(Step& step, const Rows& rows, const Saved& saved, const Tensor& own_TD) const;
   RowGroups by_expert(const Step& step, const Rows& rows, const Saved& saved) const;
   RowGroups gathered(const Step& step, const Rows& rows, const Saved& saved) const;
   bool finds_batches(const Step& step) const;  // whether they have the tokens of rows
@@ -128,7 +129,7 @@ class DispatchedExperts final : public RoutedExperts {
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   bool has_dropout_ = false;
-  bool rounds_by_token_ = false;  // and ranks share experts or a micro-batch
+  bool rounds_by_token_ = false;  // and ranks share experts or a micro-batch, or experts compute it in chunks
   bool mixes_tokens_ = false;     // rows of experts come from several ranks
   TokensOfRows tokens_of_rows_;
   GatedActivation activation_;

@@ -15,6 +15,7 @@
 #include "model/moe/dispatcher.h"
 #include "model/moe/expert_rows.h"
 #include "model/moe/moe.h"
+#include "model/quantize_stats.h"
 
 namespace moebius::testing {
 
@@ -36,6 +37,10 @@ struct MoeCase {
   int64_t expert_chunk = 0;  // as LayerContext's
   bool splits_backward = false, first_of_step = false;
   int64_t num_experts = 8;
+  bool counts = false;        // log.precision
+  bool equal_tokens = false;  // all tokens have the same x and dy
+  // Statistics are those of parameters of layers.
+  std::string prefix() const { return counts ? "model.layers.0.mlp" : "mlp"; }
 };
 
 inline ModelSpec moe_model(const MoeCase& c) {
@@ -122,8 +127,9 @@ class MoeRank {
                           .window = window_.get(),
                           .expert_rows = expert_rows_.get(),
                           .expert_chunk = c.expert_chunk,
+                          .quantize_stats = c.counts ? &stats_ : nullptr,
                           .lora = c.lora},
-             "mlp", /*layer=*/1) {
+             c.prefix(), /*layer=*/1) {
     plan_.split_backward(c.splits_backward);
     if (expert_rows_) expert_rows_->declare(plan_);
     moe_.declare_saved(plan_, "moe", saved_);
@@ -142,7 +148,7 @@ class MoeRank {
     for (const Param& p : params_.all()) {
       if (!p.spec.trainable) continue;
       for (const ParamPart& part : p.spec.parts) {
-        const double std = part.name == "mlp.gate.weight" ? c.gate_std : 0.3;
+        const double std = part.name.ends_with("mlp.gate.weight") ? c.gate_std : 0.3;
         for_each_element(part,
                          [&](int64_t here, int64_t global) { set_value(p.w, here, std * draw(part.name, global)); });
       }
@@ -154,11 +160,17 @@ class MoeRank {
   void run(int step_number, int64_t first, int64_t last, int64_t num_dp) {
     prefix_ = fmt::format("step {} ", step_number);
     params_.zero_grads(s_);
+    stats_.clear(s_);
     fill_segments();
+    if (c_.counts) {
+      params_.make_copies(s_);
+      params_.hold_copies();
+    }
     for (int64_t dp = first; dp < last; ++dp) run_batch(step_number, dp, num_dp);
     moe_.router().reduce_metrics(s_);
     keep_metrics();
     keep_gradients();
+    for (const QuantizeStats::Layer& layer : stats_.layers()) keep("sums", layer.sums_5.view({1, 5}), 0, 0, 1);
     moe_.router().end_of_step(s_);
     count_spilled_rows();
     for (const Param& p : params_.all())
@@ -189,8 +201,9 @@ class MoeRank {
     batch_.store_scalars();
     for_each_row(runs, dp, [&](int64_t row, int64_t token) {
       for (int64_t d = 0; d < D; ++d) {
-        set_value(x_TD, row * D + d, draw("x" + prefix_, token * D + d));
-        set_value(dy_TD, row * D + d, draw("dy" + prefix_, token * D + d));
+        const int64_t i = c_.equal_tokens ? d : token * D + d;
+        set_value(x_TD, row * D + d, draw("x" + prefix_, i));
+        set_value(dy_TD, row * D + d, draw("dy" + prefix_, i));
       }
     });
     Step step{s_, plan_.stack(), batch_};
@@ -260,10 +273,13 @@ class MoeRank {
     StackScope scope(step.stack);
     moe_.forward(step, y_TD, x_TD, saved_);
     poison_scratch(step.stream);
-    moe_.recompute(step, x_TD, saved_);
-    if (c_.overlap != ExpertOverlap::none) return moe_.backward(step, dx_TD, dy_TD, saved_);
-    moe_.backward_input(step, dx_TD, dy_TD, saved_);
-    moe_.backward_weight(step, saved_);
+    MicroBatch batch = step.batch;
+    batch.backward = true;
+    Step backward{step.stream, step.stack, batch};
+    moe_.recompute(backward, x_TD, saved_);
+    if (c_.overlap != ExpertOverlap::none) return moe_.backward(backward, dx_TD, dy_TD, saved_);
+    moe_.backward_input(backward, dx_TD, dy_TD, saved_);
+    moe_.backward_weight(backward, saved_);
   }
 
   MoeCase c_;
@@ -274,6 +290,7 @@ class MoeRank {
   int64_t rows_;
   MemoryPlan plan_{c_.recompute};
   ParamTable params_{plan_, ModelUse::training};
+  QuantizeStats stats_{plan_};
   MicroBatch batch_;
   std::unique_ptr<DirectWindow> window_;
   std::unique_ptr<ExpertRows> expert_rows_;

@@ -47,7 +47,9 @@ void SharedExpert::mlp(Step& step, Tensor mlp_y_tD, Tensor x_tD, Saved& saved) c
   if (!is_chunked()) return mlp_.forward(step, mlp_y_tD, x_tD, saved.chunks[0]);
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
-    mlp_.forward(step, mlp_y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
+    const MicroBatch batch = batch_of_chunk(step.batch, begin);
+    Step of_chunk{step.stream, step.stack, batch};
+    mlp_.forward(of_chunk, mlp_y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
   }
 }
 
@@ -119,21 +121,23 @@ void SharedExpert::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved&
     return backward_x(step, dx_tD, saved);
   }
   const int64_t t = dy_tD.dim(0);
-  const MicroBatch later = later_part(step.batch);
-  Step of_later{step.stream, step.stack, later};
   if (gate_) saved.dgate_t1.open(step.stack);
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
-    backward_chunk(i == 0 ? step : of_later, dx_tD.rows(begin, end), dy_tD.rows(begin, end), i, saved);
+    const MicroBatch batch = batch_of_chunk(step.batch, begin);
+    Step of_chunk{step.stream, step.stack, batch};
+    backward_chunk(of_chunk, dx_tD.rows(begin, end), dy_tD.rows(begin, end), i, saved);
   }
   if (gate_) gate_->backward_input(step, dx_tD, saved.dgate_t1, /*accumulate=*/true);
 }
 
 void SharedExpert::backward_weight(Step& step, const Saved& saved) const {
   if (!is_chunked() || !saved.weights_follow) {
-    const MicroBatch later = later_part(step.batch);
-    Step of_later{step.stream, step.stack, later};
-    for (size_t i = 0; i < saved.chunks.size(); ++i) mlp_.backward_weight(i == 0 ? step : of_later, saved.chunks[i]);
+    for (size_t i = 0; i < saved.chunks.size(); ++i) {
+      const MicroBatch batch = batch_of_chunk(step.batch, static_cast<int64_t>(i) * chunk_);
+      Step of_chunk{step.stream, step.stack, batch};
+      mlp_.backward_weight(of_chunk, saved.chunks[i]);
+    }
   }
   if (gate_) gate_->backward_weight(step, saved.dgate_t1, saved.x_tD);
 }

@@ -1,12 +1,12 @@
 // Rows of activations and gradients as the products of nvfp4 read them: each number is quantised, and its value is stored
 // in the dtype of the rows. Scales and elements have the formulas of quantize.h, and are not stored.
 //
-// Numbers depend on the place of a row in the global batch alone, and not on the rank that has it. Where a layer computes
-// in chunks, they depend on the place in the chunk instead:
+// Numbers depend on the place of a row in the global batch alone, and not on the rank that has it:
 //   blocks   16 columns of a row; or 16 rows of a group in one column, after the Hadamard transform of quantize.h,
 //            which is undone after rounding
 //   draws    by the token of a row, its expert and the column of the whole matrix
 //   scales   the f32 scale of a tensor is that of a micro-batch, also where rows of several micro-batches are together
+// Where a layer computes in chunks, blocks of rows and scales are those of a chunk.
 #pragma once
 
 #include <array>

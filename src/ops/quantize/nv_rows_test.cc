@@ -191,64 +191,98 @@ Values of_one_rank(Stream& s, const Values& x, int64_t batch, bool hadamard, boo
   return by_token;
 }
 
+// Errors that a rank may make in its draws.
+struct WrongDraws {
+  int64_t token = 0, expert = 0, column = 0, step = 0;  // these are added
+  uint32_t key = 0;
+};
+
+// Returns how many elements of the rows of two ranks are not those of one rank. The columns of a rank are two runs of a
+// quarter, as those of gate and up.
+int64_t elements_unlike_one_rank(Stream& s, bool hadamard, bool stochastic, const WrongDraws& wrong) {
+  constexpr int64_t kQuarter = kColumns / 4;
+  const Values x = numbers_of_batches();
+  const Values one[] = {of_one_rank(s, x, 0, hadamard, stochastic), of_one_rank(s, x, 1, hadamard, stochastic)};
+  Values ordered = x;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t row = i / kColumns, c = i % kColumns, quarter = c / kQuarter;
+    ordered[row * kColumns + (quarter % 2 * 2 + quarter / 2) * kQuarter + c % kQuarter] = x[i];
+  }
+  ArrivedRows ranks[] = {{ordered, DType::bf16, 0, 2 * kQuarter}, {ordered, DType::bf16, 2 * kQuarter, 2 * kQuarter}};
+  Array all = Array::poisoned({2, 3}, DType::i32);  // the first column belongs to another tensor
+  for (int w = 0; w < 2; ++w) {
+    ranks[w].sort(s);
+    Array own = Array::poisoned({2}, DType::i32);
+    nv_magnitudes(s, {.bits_M = own.tensor(), .of = ranks[w].rows(hadamard)});
+    for (int m = 0; m < 2; ++m) {
+      const auto bits = static_cast<int32_t>(own.values()[static_cast<size_t>(m)]);
+      all.tensor().ptr<int32_t>()[w * 3 + 1 + m] = bits;
+    }
+  }
+  Array draw = Array::of({2}, DType::i64, {7.0 + static_cast<double>(wrong.step), static_cast<double>(kFirst)});
+  int64_t unlike = 0;
+  for (int64_t w = 0; w < 2; ++w) {
+    // Tokens that are wrong by whole micro-batches have the scales of the right ones.
+    Array index = Array::of_ints({ranks[w].R}, std::vector<int32_t>(static_cast<size_t>(ranks[w].R)));
+    for (int64_t r = 0; r < ranks[w].R; ++r)
+      index.tensor().ptr<int32_t>()[r] =
+          static_cast<int32_t>(ranks[w].index_R.values()[static_cast<size_t>(r)]) + static_cast<int32_t>(wrong.token);
+    NvRows rows = ranks[w].rows(hadamard);
+    rows.index_N = index.tensor();
+    Array y = Array::poisoned({ranks[w].R, 2 * kQuarter}, DType::bf16);
+    NvDraws draws{.draw_2 = draw.tensor(),
+                  .seed = kSeed,
+                  .key = kKey + wrong.key,
+                  .first_expert = 4 + wrong.expert,
+                  .num_experts = 8,
+                  .groups_per_expert = hadamard ? 2 : 1};
+    draws.columns.runs[0] = {.here = 0, .whole = w * kQuarter + wrong.column};
+    draws.columns.runs[1] = {.here = kQuarter, .whole = (2 + w) * kQuarter};
+    draws.columns.num_runs = 2;
+    draws.columns.count = kColumns;
+    nv_round(s, {.y_RC = y.tensor(),
+                 .of = rows,
+                 .magnitude_WB = all.tensor(),
+                 .first_batch = 1,
+                 .draws = draws,
+                 .draws_elements = stochastic});
+    const Values got = y.values();
+    const std::vector<MixedRow> of_rows = mixed_rows();
+    for (size_t r = 0; r < of_rows.size(); ++r) {
+      const Values& want = one[of_rows[r].token / kTokens];
+      for (int64_t c = 0; c < 2 * kQuarter; ++c) {
+        const int64_t column = c < kQuarter ? w * kQuarter + c : (1 + w) * kQuarter + c,
+                      row = of_rows[r].expert * kTokens + of_rows[r].token % kTokens;
+        const double here = got[r * 2 * kQuarter + static_cast<size_t>(c)];
+        if (!(here == want[static_cast<size_t>(row * kColumns + column)])) ++unlike;
+      }
+    }
+  }
+  return unlike;
+}
+
 TEST(NvRows, AreThoseOfOneRankWhereverTheyAre) {
   testing::on_each_device([](Stream& s) {
-    const Values x = numbers_of_batches();
+    for (const bool hadamard : {false, true})
+      for (const bool stochastic : {false, true})
+        EXPECT_EQ(elements_unlike_one_rank(s, hadamard, stochastic, {}), 0)
+            << (hadamard ? "hadamard" : "") << (stochastic ? " stochastic" : "");
+  });
+}
+
+// The test above finds draws by another token, expert, column, step or key. Two draws of an element agree more often than
+// not, and most elements of a column shift belong to the other run. So at least one element in 20 differs.
+TEST(NvRows, WrongDrawsAreFound) {
+  testing::on_each_device([](Stream& s) {
+    const int64_t elements = std::ssize(mixed_rows()) * kColumns;
+    const WrongDraws all[] = {{.token = 2 * kTokens}, {.expert = 1}, {.column = 1},
+                              {.column = kColumns},   {.step = 1},   {.key = 1}};
     for (const bool hadamard : {false, true}) {
-      for (const bool stochastic : {false, true}) {
-        const Values one[] = {of_one_rank(s, x, 0, hadamard, stochastic), of_one_rank(s, x, 1, hadamard, stochastic)};
-        // The columns of a rank are two runs of a quarter, as those of gate and up.
-        constexpr int64_t kQuarter = kColumns / 4;
-        Values ordered = x;
-        for (size_t i = 0; i < x.size(); ++i) {
-          const size_t row = i / kColumns, c = i % kColumns, quarter = c / kQuarter;
-          ordered[row * kColumns + (quarter % 2 * 2 + quarter / 2) * kQuarter + c % kQuarter] = x[i];
-        }
-        ArrivedRows ranks[] = {{ordered, DType::bf16, 0, 2 * kQuarter},
-                               {ordered, DType::bf16, 2 * kQuarter, 2 * kQuarter}};
-        Array all = Array::poisoned({2, 3}, DType::i32);  // the first column belongs to another tensor
-        for (int w = 0; w < 2; ++w) {
-          ranks[w].sort(s);
-          Array own = Array::poisoned({2}, DType::i32);
-          nv_magnitudes(s, {.bits_M = own.tensor(), .of = ranks[w].rows(hadamard)});
-          for (int m = 0; m < 2; ++m) {
-            const auto bits = static_cast<int32_t>(own.values()[static_cast<size_t>(m)]);
-            all.tensor().ptr<int32_t>()[w * 3 + 1 + m] = bits;
-          }
-        }
-        Array draw = step_and_first();
-        for (int64_t w = 0; w < 2; ++w) {
-          Array y = Array::poisoned({ranks[w].R, 2 * kQuarter}, DType::bf16);
-          NvDraws draws{.draw_2 = draw.tensor(),
-                        .seed = kSeed,
-                        .key = kKey,
-                        .first_expert = 4,
-                        .num_experts = 8,
-                        .groups_per_expert = hadamard ? 2 : 1};
-          draws.columns.runs[0] = {.here = 0, .whole = w * kQuarter};
-          draws.columns.runs[1] = {.here = kQuarter, .whole = (2 + w) * kQuarter};
-          draws.columns.num_runs = 2;
-          draws.columns.count = kColumns;
-          nv_round(s, {.y_RC = y.tensor(),
-                       .of = ranks[w].rows(hadamard),
-                       .magnitude_WB = all.tensor(),
-                       .first_batch = 1,
-                       .draws = draws,
-                       .draws_elements = stochastic});
-          const Values got = y.values();
-          const std::vector<MixedRow> rows = mixed_rows();
-          for (size_t r = 0; r < rows.size(); ++r) {
-            const Values& want = one[rows[r].token / kTokens];
-            for (int64_t c = 0; c < 2 * kQuarter; ++c) {
-              const int64_t column = c < kQuarter ? w * kQuarter + c : (1 + w) * kQuarter + c;
-              ASSERT_EQ(
-                  got[r * 2 * kQuarter + static_cast<size_t>(c)],
-                  want[static_cast<size_t>((rows[r].expert * kTokens + rows[r].token % kTokens) * kColumns + column)])
-                  << "rank " << w << ", row " << r << ", column " << c << (hadamard ? ", hadamard" : "")
-                  << (stochastic ? ", stochastic" : "");
-            }
-          }
-        }
+      for (const WrongDraws& wrong : all) {
+        EXPECT_GT(elements_unlike_one_rank(s, hadamard, true, wrong), elements / 20)
+            << "token " << wrong.token << ", expert " << wrong.expert << ", column " << wrong.column << ", step "
+            << wrong.step << ", key " << wrong.key;
+        EXPECT_EQ(elements_unlike_one_rank(s, hadamard, false, wrong), 0) << "rounding to nearest draws nothing";
       }
     }
   });

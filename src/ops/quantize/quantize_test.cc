@@ -364,47 +364,6 @@ TEST(Quantize, TransposesOfSquareBlocksAreExact) {
   });
 }
 
-constexpr int64_t kDrawn = 4096;
-
-QuantisedArray drawn(Stream& s, Array& x, Shape shape, int64_t step, int64_t first_row) {
-  Array draw = Array::of({2}, DType::i64, {static_cast<double>(step), static_cast<double>(first_row)});
-  QuantisedArray q(shape, DType::f4_e2m1, ScaleLayout::nv_blocks);
-  quantize(s, {.q = q.operand(), .x_RC = x.tensor(), .stochastic = {.draw_2 = draw.tensor(), .seed = 3, .key = 5}});
-  return q;
-}
-
-// The mean of n draws between neighbours 0.5 apart (in units of the scale) is within five standard
-// deviations, 5 * 0.25 / sqrt(n), of the number.
-TEST(Quantize, StochasticRoundingIsRightOnAverage) {
-  testing::on_each_device([](Stream& s) {
-    Values v(kDrawn * 16, 0.7);
-    for (int64_t i = 0; i < kDrawn; ++i) v[i * 16] = 6;  // the scale is 1
-    Array x = Array::of({kDrawn, 16}, DType::f32, v);
-    const Values got = drawn(s, x, {kDrawn, 16}, 1, 0).values(s);
-    double sum = 0;
-    int64_t n = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      if (i % 16 == 0) continue;
-      EXPECT_TRUE(got[i] == 0.5 || got[i] == 1.0) << got[i];
-      sum += got[i], ++n;
-    }
-    EXPECT_NEAR(sum / static_cast<double>(n), 0.7, 5 * 0.25 / std::sqrt(static_cast<double>(n)));
-    EXPECT_NE(drawn(s, x, {kDrawn, 16}, 2, 0).data(), drawn(s, x, {kDrawn, 16}, 1, 0).data());
-  });
-}
-
-TEST(Quantize, StochasticRoundingDependsOnTheRowAndNotOnTheCall) {
-  testing::on_each_device([](Stream& s) {
-    Values v = Array::normal({64, 32}, DType::f32, 1).values();
-    v[0] = v[40 * 32] = 9;  // both parts have the largest number
-    Array x = Array::of({64, 32}, DType::f32, v),
-          rest = Array::of({24, 32}, DType::f32, Values(v.begin() + 40 * 32, v.end()));
-    const QuantisedArray whole = drawn(s, x, {64, 32}, 7, 100), part = drawn(s, rest, {24, 32}, 7, 140);
-    const std::vector<unsigned char> all = whole.data();
-    EXPECT_EQ(part.data(), std::vector<unsigned char>(all.begin() + 40 * 16, all.end()));
-  });
-}
-
 // Every team of threads and every device, nv_blocks with draws and the Hadamard transform too.
 TEST(Quantize, SameBitsForAnyTeamAndDevice) {
   std::vector<QuantisedArray> first;

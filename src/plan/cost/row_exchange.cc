@@ -73,6 +73,17 @@ DispatchCost written(const TimeContext& c, RowDirection direction) {
   return two_level_dispatch_cost(s, 0, inside).inside;
 }
 
+// Returns the bytes of the indices of tokens by which experts draw with nvfp4 (Dispatcher::dispatch_index). They are
+// written to windows in place of routes, which are the experts and weights of a token on one rank.
+double written_index_bytes(const TimeContext& c) {
+  if (c.spec.precision.recipe != PrecisionRecipe::nvfp4) return 0;
+  const DispatchShape s = shape_of(c, RowDirection::to_experts);
+  const double rows =
+      is_own_direct(c) ? direct_rows(c, s) : static_cast<double>(s.W - s.W / s.node) * even_rows_of_part(s, s.ep);
+  constexpr double kRouteBytes = 8;
+  return rows * kRouteBytes * std::min(s.K, s.E / static_cast<double>(s.ep));
+}
+
 RowsSent written_bytes(const TimeContext& c, double bytes) {
   const RankSpan span =
       is_own_two_level(c) ? RankSpan{c.spec.mesh.ranks_per_node, 1} : span_of(c.spec.mesh, expert_axis(c.spec.mesh));
@@ -140,7 +151,7 @@ void check_nodes_of_machine(const TimeContext& c) {
 
 bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own_two_level(c); }
 
-bool sends_counted_messages(const TimeContext& c) { return is_own(c) && !is_own_direct(c); }
+bool sends_counted_messages(const TimeContext& c) { return is_own(c); }
 
 RankSpan span_of_messages(const TimeContext& c, const SentWork& sent) {
   const MeshShape& mesh = c.spec.mesh;
@@ -180,6 +191,7 @@ RowsSent forward_rows_sent(const TimeContext& c) {
   if (!writes_to_windows(c)) return both_ways(c);
   const DispatchCost there = written(c, RowDirection::to_experts), back = written(c, RowDirection::back);
   RowsSent sent = written_bytes(c, there.announce.wire_bytes + there.dispatch.wire_bytes);
+  if (const double index = written_index_bytes(c); index > 0) sent += written_bytes(c, index);
   return sent += written_bytes(c, back.combine.wire_bytes);
 }
 
