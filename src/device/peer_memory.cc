@@ -26,16 +26,21 @@ void* map_file(int descriptor, int64_t num_bytes) {
   return p;
 }
 
+// Returns what a user can do about an error of make_file.
+const char* advice(int error) {
+  if (error == EFBIG) return "; raise the limit of file sizes of this process (ulimit -f)";
+  if (error == EMFILE) return "; raise the limit of open files of this process (ulimit -n)";
+  return "";
+}
+
 // Returns the descriptor of a file of zeros in memory.
 int make_file(int64_t num_bytes) {
   const int file = ::memfd_create("moebius", MFD_CLOEXEC);
   if (file >= 0 && ::ftruncate(file, num_bytes) == 0) return file;
   const int why = errno;
   if (file >= 0) ::close(file);
-  MOEBIUS_FAIL(usage,
-               "peer memory: a file of {} bytes in memory cannot be made: {}; raise the limits of file sizes and open "
-               "files of this process (ulimit -f, ulimit -n)",
-               num_bytes, std::strerror(why));
+  MOEBIUS_FAIL(usage, "peer memory: a file of {} bytes in memory cannot be made: {}{}", num_bytes, std::strerror(why),
+               advice(why));
 }
 
 }  // namespace
@@ -124,6 +129,7 @@ PeerHandle PeerMemory::handle_for(const ProcessId& to) const {
     h.ipc = cuda::ipc_handle(pages_->data);
   else
     h.descriptor = pages_->descriptor;
+  MOEBIUS_ASSERT(to == h.process || pages_->kind == Pages::Kind::gpu || h.descriptor >= 0);
   return h;
 }
 

@@ -45,7 +45,7 @@ class PeerMemory {
   void* data() const;
   int64_t num_bytes() const;
   // Returns a handle for one rank of the process `to`. If that is this process, the handle keeps the memory alive until
-  // it is opened.
+  // it is opened. REQUIRES: `to` is this process, or this object allocated the memory.
   PeerHandle handle_for(const ProcessId& to) const;
 
  private:

@@ -35,8 +35,9 @@ std::string advice(int error, const std::string& path) {
     case EFBIG:
       return "raise the file size limit or write to another file system";
     case EMFILE:
-    case ENFILE:
       return "raise the limit of open files (ulimit -n)";
+    case ENFILE:
+      return "the whole system has too many open files: end programs that hold many, or raise fs.file-max";
     default:
       return "check the disk and try again";
   }

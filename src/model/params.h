@@ -133,7 +133,7 @@ struct Param {
   // Returns whether products add to product_grad() in a pass; otherwise they store it (ParamSpec::grad_stored_first).
   bool adds_to_grad(const MicroBatch& batch) const {
     const bool has_all = !shards_gradient() && (fuses_grad() || !sums_apart());
-    return batch.later_part || (!batch.first_of_step && has_all);
+    return batch.first_row > 0 || (!batch.first_of_step && has_all);
   }
 };
 

@@ -89,9 +89,8 @@ struct MicroBatch : Targets {
   // True for the first micro-batch of a step: products store the gradients of their weights instead of adding to them
   // (ParamSpec::grad_stored_first).
   bool first_of_step = false;
-  // True for a chunk of a micro-batch after its first: products add to the gradients that the first chunk stored.
-  bool later_part = false;
-  // The first row of a chunk, among the rows of this rank's residual stream.
+  // The first row of a chunk, among the rows of this rank's residual stream. In chunks after the first, products add to
+  // the gradients that the first chunk stored.
   int64_t first_row = 0;
   // True in backward passes, which may compute products of the forward pass once more.
   bool backward = false;

@@ -80,7 +80,7 @@ TEST(PeerWindow, RanksThatCannotMakeMemoryReportIt) {
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(why[0],
             "rank 0 cannot make memory for other ranks: peer memory: a file of 2097152 bytes in memory cannot be made: "
-            "File too large; raise the limits of file sizes and open files of this process (ulimit -f, ulimit -n)");
+            "File too large; raise the limit of file sizes of this process (ulimit -f)");
   EXPECT_EQ(why[1], why[0]);
 }
 

@@ -67,13 +67,12 @@ void LatentKv::expand_bwd(Step& step, const Bwd& a) const {
   };
   for (int64_t begin = 0; begin < U; begin += chunk) {
     const int64_t end = std::min(U, begin + chunk);
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
-    expand_rows_bwd(of_chunk, {.dsent = rows(a.dsent, begin, end),
-                               .dkv = rows(a.dkv, begin, end),
-                               .sent = rows(a.sent, begin, end),
-                               .heads = a.heads,
-                               .is_first = a.is_first && begin == 0});
+    ChunkStep of_chunk(step, begin);
+    expand_rows_bwd(of_chunk.step, {.dsent = rows(a.dsent, begin, end),
+                                    .dkv = rows(a.dkv, begin, end),
+                                    .sent = rows(a.sent, begin, end),
+                                    .heads = a.heads,
+                                    .is_first = a.is_first && begin == 0});
   }
 }
 

@@ -22,9 +22,8 @@ void ChunkedMlp::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) con
   const int64_t t = x_tD.dim(0);
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
-    mlp_.forward(of_chunk, y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
+    ChunkStep of_chunk(step, begin);
+    mlp_.forward(of_chunk.step, y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
   }
 }
 
@@ -38,21 +37,19 @@ void ChunkedMlp::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& s
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
     Mlp::Saved& chunk = saved.chunks[i];
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
+    ChunkStep of_chunk(step, begin);
     StackScope scope(step.stack);
-    mlp_.recompute(of_chunk, chunk.x_tD, chunk);
-    mlp_.backward_input(of_chunk, dx_tD.rows(begin, end), dy_tD.rows(begin, end), chunk);
-    if (saved.weights_follow) mlp_.backward_weight(of_chunk, chunk);
+    mlp_.recompute(of_chunk.step, chunk.x_tD, chunk);
+    mlp_.backward_input(of_chunk.step, dx_tD.rows(begin, end), dy_tD.rows(begin, end), chunk);
+    if (saved.weights_follow) mlp_.backward_weight(of_chunk.step, chunk);
   }
 }
 
 void ChunkedMlp::backward_weight(Step& step, const Saved& saved) const {
   if (saved.weights_follow) return;
   for (size_t i = 0; i < saved.chunks.size(); ++i) {
-    const MicroBatch batch = batch_of_chunk(step.batch, static_cast<int64_t>(i) * chunk_);
-    Step of_chunk{step.stream, step.stack, batch};
-    mlp_.backward_weight(of_chunk, saved.chunks[i]);
+    ChunkStep of_chunk(step, static_cast<int64_t>(i) * chunk_);
+    mlp_.backward_weight(of_chunk.step, saved.chunks[i]);
   }
 }
 

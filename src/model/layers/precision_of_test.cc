@@ -168,8 +168,9 @@ TEST(DenseRows, OfAChunkHaveTheTokensOfTheMicroBatch) {
       batch.scalars.set_first_token(kFirst);
       batch.store_scalars();
       for (int64_t begin = 0; begin < t; begin += kChunk) {
-        const MicroBatch chunk = batch_of_chunk(batch, begin);
-        Step step{s, stack, chunk};
+        Step whole{s, stack, batch};
+        ChunkStep chunk(whole, begin);
+        Step& step = chunk.step;
         const auto tokens_of = [&](int64_t num_rows) {
           const Tensor index = rows.groups(step, num_rows).index_N;
           return index.empty() ? std::vector<int32_t>{}

@@ -18,14 +18,10 @@ LayerContext of_chunk(LayerContext c, int64_t chunk) {
   return c;
 }
 
-MicroBatch batch_of_chunk(const MicroBatch& batch, int64_t first_row) {
-  MicroBatch chunk = batch;
-  chunk.first_row = first_row;
-  if (first_row > 0) {
-    chunk.first_of_step = false;
-    chunk.later_part = true;
-  }
-  return chunk;
+ChunkStep::ChunkStep(Step& whole, int64_t first_row)
+    : batch(whole.batch), step{.stream = whole.stream, .stack = whole.stack, .batch = batch} {
+  batch.first_row = first_row;
+  batch.first_of_step = batch.first_of_step && first_row == 0;
 }
 
 bool is_long_sequence(const LayerContext& c, int64_t times) {

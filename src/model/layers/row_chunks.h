@@ -12,9 +12,15 @@ namespace moebius {
 int64_t row_chunk(const LayerContext& c);
 // Returns the context of a layer whose micro-batch is one chunk.
 LayerContext of_chunk(LayerContext c, int64_t chunk);
-// Returns the batch of the chunk that begins at this row of the residual stream. The products of all chunks but the first
+// The step of the chunk that begins at this row of the rank's residual stream. The products of all chunks but the first
 // add to the gradients that the first has stored.
-MicroBatch batch_of_chunk(const MicroBatch& batch, int64_t first_row);
+struct ChunkStep {
+  ChunkStep(Step& whole, int64_t first_row);
+  ChunkStep(const ChunkStep&) = delete;
+
+  MicroBatch batch;
+  Step step;
+};
 
 // Returns whether a sequence has so many tokens on the rank, more than 65536, that its attention takes much longer than
 // the projections of queries, keys and values. Layers of attention then compute these projections once more instead of

@@ -78,11 +78,10 @@ void ChunkedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& 
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
     Chunk& chunk = saved.chunks[i];
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
+    ChunkStep of_chunk(step, begin);
     StackScope scope(step.stack);
-    experts_->forward(of_chunk, y_TD.rows(begin, end), x_TD.rows(begin, end), route_of(step, chunk, route, begin, end),
-                      *chunk.experts, i == 0 ? concurrent : ConcurrentWork());
+    experts_->forward(of_chunk.step, y_TD.rows(begin, end), x_TD.rows(begin, end),
+                      route_of(step, chunk, route, begin, end), *chunk.experts, i == 0 ? concurrent : ConcurrentWork());
   }
 }
 
@@ -90,7 +89,8 @@ void ChunkedExperts::recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& ba
   Saved& saved = own(base);
   for (int64_t i = 0; i * chunk_ < x_TD.dim(0); ++i) {
     const int64_t begin = i * chunk_, end = std::min(x_TD.dim(0), begin + chunk_);
-    experts_->recompute(step, x_TD.rows(begin, end), *saved.chunks[i].experts);
+    ChunkStep of_chunk(step, begin);
+    experts_->recompute(of_chunk.step, x_TD.rows(begin, end), *saved.chunks[i].experts);
   }
 }
 
@@ -101,14 +101,13 @@ void ChunkedExperts::backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK,
   for (int64_t i = 0; i * chunk_ < T; ++i) {
     const int64_t begin = i * chunk_, end = std::min(T, begin + chunk_);
     RoutedExperts::Saved& experts = *saved.chunks[i].experts;
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
+    ChunkStep of_chunk(step, begin);
     StackScope scope(step.stack);
     const Tensor dx = dx_TD.rows(begin, end), dweight = dweight_TK.rows(begin, end), dy = dy_TD.rows(begin, end);
     if (saved.weights_follow)
-      experts_->backward(of_chunk, dx, dweight, dy, experts, ConcurrentWork());
+      experts_->backward(of_chunk.step, dx, dweight, dy, experts, ConcurrentWork());
     else
-      experts_->backward_input(of_chunk, dx, dweight, dy, experts);
+      experts_->backward_input(of_chunk.step, dx, dweight, dy, experts);
   }
 }
 
@@ -123,9 +122,8 @@ void ChunkedExperts::backward_weight(Step& step, const RoutedExperts::Saved& bas
   const auto& saved = dynamic_cast<const Saved&>(base);
   if (saved.weights_follow) return;
   for (size_t i = 0; i < saved.chunks.size(); ++i) {
-    const MicroBatch batch = batch_of_chunk(step.batch, static_cast<int64_t>(i) * chunk_);
-    Step of_chunk{step.stream, step.stack, batch};
-    experts_->backward_weight(of_chunk, *saved.chunks[i].experts);
+    ChunkStep of_chunk(step, static_cast<int64_t>(i) * chunk_);
+    experts_->backward_weight(of_chunk.step, *saved.chunks[i].experts);
   }
 }
 

@@ -47,9 +47,8 @@ void SharedExpert::mlp(Step& step, Tensor mlp_y_tD, Tensor x_tD, Saved& saved) c
   if (!is_chunked()) return mlp_.forward(step, mlp_y_tD, x_tD, saved.chunks[0]);
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
-    mlp_.forward(of_chunk, mlp_y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
+    ChunkStep of_chunk(step, begin);
+    mlp_.forward(of_chunk.step, mlp_y_tD.rows(begin, end), x_tD.rows(begin, end), saved.chunks[i]);
   }
 }
 
@@ -124,9 +123,8 @@ void SharedExpert::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved&
   if (gate_) saved.dgate_t1.open(step.stack);
   for (int64_t i = 0; i * chunk_ < t; ++i) {
     const int64_t begin = i * chunk_, end = std::min(t, begin + chunk_);
-    const MicroBatch batch = batch_of_chunk(step.batch, begin);
-    Step of_chunk{step.stream, step.stack, batch};
-    backward_chunk(of_chunk, dx_tD.rows(begin, end), dy_tD.rows(begin, end), i, saved);
+    ChunkStep of_chunk(step, begin);
+    backward_chunk(of_chunk.step, dx_tD.rows(begin, end), dy_tD.rows(begin, end), i, saved);
   }
   if (gate_) gate_->backward_input(step, dx_tD, saved.dgate_t1, /*accumulate=*/true);
 }
@@ -134,9 +132,8 @@ void SharedExpert::backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved&
 void SharedExpert::backward_weight(Step& step, const Saved& saved) const {
   if (!is_chunked() || !saved.weights_follow) {
     for (size_t i = 0; i < saved.chunks.size(); ++i) {
-      const MicroBatch batch = batch_of_chunk(step.batch, static_cast<int64_t>(i) * chunk_);
-      Step of_chunk{step.stream, step.stack, batch};
-      mlp_.backward_weight(of_chunk, saved.chunks[i]);
+      ChunkStep of_chunk(step, static_cast<int64_t>(i) * chunk_);
+      mlp_.backward_weight(of_chunk.step, saved.chunks[i]);
     }
   }
   if (gate_) gate_->backward_weight(step, saved.dgate_t1, saved.x_tD);

@@ -26,6 +26,7 @@ template <int Step, class V, int N>
 // Transposes m, whose registers have N <= 16 lanes, by recursive halving: 64 shuffles for 256 words of 16 lanes.
 template <class V, int N>
 [[gnu::always_inline]] inline void transpose(V (&m)[N]) {
+  static_assert((N == 4 || N == 8 || N == 16) && sizeof(V) == N * sizeof(m[0][0]));
   if constexpr (N > 8) exchange_rows<8>(m);
   if constexpr (N > 4) exchange_rows<4>(m);
   exchange_rows<2>(m);
