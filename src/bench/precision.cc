@@ -8,6 +8,7 @@
 #include "device/gpu_limits.h"
 #include "model/catalog.h"
 #include "model/layers/linear.h"
+#include "model/layers/precision_of.h"
 #include "model/moe/chunked_experts.h"
 #include "model/moe/routed_experts.h"
 #include "ops/elementwise/elementwise.h"
@@ -183,17 +184,6 @@ struct Timed {
   bool is_kept = false;
 };
 
-// Throws Error{usage} if patterns name some parts of a product, as training does.
-bool keeps(const PrecisionSpec& precision, const ParamSpec& spec) {
-  const auto is_kept = [&](const ParamPart& part) { return matches_any(precision.keep, part.name); };
-  const bool all = std::ranges::all_of(spec.parts, is_kept);
-  MOEBIUS_CHECK(usage, all || std::ranges::none_of(spec.parts, is_kept),
-                "precision.keep: expected patterns that match all parts of {} or none; got some that match only a few; "
-                "they are one product, keep them together",
-                spec.name);
-  return all;
-}
-
 // Returns the products that recipes quantise, each shape once. Experts are listed by their first matrix.
 std::vector<Timed> timed_products(const RunSpec& run) {
   std::vector<Timed> all;
@@ -202,7 +192,7 @@ std::vector<Timed> timed_products(const RunSpec& run) {
     const ParamSpec& spec = entry.spec;
     if (!has_quantised_product(spec, spec.parts.front())) continue;
     if (spec.kind == ParamKind::experts && !spec.name.ends_with(".experts.gate_up_proj")) continue;
-    const bool kept = keeps(run.precision, spec);
+    const bool kept = keeps_product(run.precision, spec);
     const auto same = std::find_if(all.begin(), all.end(), [&](const Timed& t) {
       return t.spec.kind == spec.kind && t.spec.shape == spec.shape && t.is_kept == kept;
     });

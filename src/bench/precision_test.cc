@@ -130,7 +130,8 @@ TEST(BenchPrecision, RefusesPatternsThatKeepAllProductsOrAPartOfOne) {
   EXPECT_EQ(
       error("[\"*.q_proj.*\"]"),
       "precision.keep: expected patterns that match all parts of model.layers.0.self_attn.qkv_proj.weight or none; "
-      "got some that match only a few; they are one product, keep them together");
+      "got some that match model.layers.0.self_attn.q_proj.weight and not model.layers.0.self_attn.v_proj.weight; "
+      "they are one product, keep them together");
 }
 
 TEST(BenchPrecision, RefusesARunWithoutARecipe) {

@@ -20,6 +20,7 @@
 #include "model/device_support.h"
 #include "model/gpu_products.h"
 #include "ops/attention/attention_scratch.h"
+#include "parallel/optim/kept_states.h"
 #include "parallel/optim/optimizer.h"
 #include "plan/memory/chosen_memory.h"
 #include "plan/memory/state_buffer.h"
@@ -47,6 +48,7 @@ struct Resolved {
   int rank = 0;
   std::unique_ptr<Transport> world;
   std::unique_ptr<Engine> engine;
+  bool has_states_on_host = false;       // optimizer.offload: any rank has masters or moments there
   std::vector<int64_t> pinned_of_stage;  // bytes of host memory that a rank of each pipeline stage pins
   int64_t ranks_per_machine = 8;
 };
@@ -87,6 +89,14 @@ int64_t needed_bytes(const Engine& engine) {
   return engine.spec().target == DeviceKind::cuda ? engine.device_memory().total_bytes() : engine.plan().total_bytes();
 }
 
+bool has_states_on_host(const Engine& engine) {
+  const OptimizerSpec& optimizer = engine.spec().optimizer.value();
+  const auto is_on_host = [&](const Param& p) {
+    return p.has_grad && !p.keeps_states && states_bytes(optimizer, states_of(p)) > 0;
+  };
+  return optimizer.offload && std::ranges::any_of(engine.model().params().all(), is_on_host);
+}
+
 enum class GpuKind { hopper, other };
 
 // Counts the memory of a rank on one kind of GPU, and keeps its engine in r if it needs more than the engine that r has.
@@ -99,6 +109,7 @@ int64_t keep_if_more_loaded(Resolved& r, int rank, GpuKind gpu) {
   spec.world = world.get();
   auto engine = std::make_unique<Engine>(spec);
   const int64_t pinned = engine->plan().bytes(Life::host);
+  r.has_states_on_host = r.has_states_on_host || has_states_on_host(*engine);
   if (r.engine && needed_bytes(*engine) <= needed_bytes(*r.engine)) return pinned;
   r.engine = std::move(engine);  // before the world that the old engine uses
   r.world = std::move(world);
@@ -130,7 +141,7 @@ nlohmann::ordered_json groups_json(const MeshShape& mesh) {
   return groups;
 }
 
-// Makes the choices about memory.
+// Chooses what the recipe leaves open about memory, and notes in `provenance` what decided it.
 void set_memory(Resolved& r, int64_t num_ranks) {
   RunSpec run = r.run;
   run.parallel.dispatcher = r.dispatcher.kind;
@@ -215,20 +226,22 @@ ParameterBytes parameter_bytes(const RunSpec& run) {
           .state = state_bytes(run.optimizer) * (1 - in_f32) + 4.0 * moments * in_f32};
 }
 
-std::string offload_text(const OptimizerSpec& o) {
-  if (o.offload && o.offload_buffer.value_or(0) > 0)
-    return fmt::format("; {}master and state are in host memory beyond {} GiB of optimizer.offload_buffer",
-                       o.offload_grad ? "gradient, and " : "", *o.offload_buffer);
-  if (o.offload && o.offload_grad) return "; gradient, master and state are in host memory";
-  if (o.offload) return "; master and state are in host memory";
-  return o.offload_grad ? "; the gradient is in host memory" : "";
+// has_states_on_host: of some parameter.
+std::string offload_text(const OptimizerSpec& o, bool has_states_on_host) {
+  if (!has_states_on_host) return o.offload_grad ? "; the gradient is in host memory" : "";
+  const std::string text =
+      fmt::format("; {} in host memory", o.offload_grad ? "gradient, master and state are" : "master and state are");
+  if (o.offload_buffer.value_or(0) == 0) return text;
+  return fmt::format("{}, except {} GiB of master and state (optimizer.offload_buffer) on the GPU", text,
+                     *o.offload_buffer);
 }
 
-std::string parameter_text(const RunSpec& run) {
+std::string parameter_text(const Resolved& r) {
+  const RunSpec& run = r.run;
   const ParameterBytes b = parameter_bytes(run);
   return fmt::format(
       "{:.4g} bytes: weight {} and gradient {}, and on the rank that owns it master {} and state {:.4g}{}{}", b.total(),
-      b.weight, b.gradient, b.master, b.state, offload_text(run.optimizer),
+      b.weight, b.gradient, b.master, b.state, offload_text(run.optimizer, r.has_states_on_host),
       run.offload_weights ? "; the weights of layers are in host memory" : "");
 }
 
@@ -339,7 +352,7 @@ void print_resolved(const Resolved& r, bool changed) {
   if (const std::string rows = expert_rows_text(r.run); !rows.empty()) print_comment("rows       " + rows);
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   print_comment(r.engine->plan().table());
-  print_comment("parameter  " + parameter_text(r.run));
+  print_comment("parameter  " + parameter_text(r));
   print_comment("memory     " + unplanned_memory_text(r));
   print_memory_check(r);
 }

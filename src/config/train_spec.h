@@ -61,7 +61,8 @@ struct OptimizerSpec {
   MasterFormat master = MasterFormat::f32;  // other than f32: with a bf16 computation only
   GradFormat grad = GradFormat::f32;        // the same
   bool offload = false;                     // masters and state are in host memory
-  // GiB of device memory for some of them, with offload alone. None: plan/memory/state_buffer.h chooses it, else 0.
+  // GiB of device memory for a part of them; used only with offload. Without a value plan/memory/state_buffer.h chooses
+  // it; without a choice it is 0.
   std::optional<double> offload_buffer;
   bool offload_grad = false;  // bf16 sums of gradients are in host memory too
   bool fuse_grad = false;     // products of experts add to bf16 sums of gradients themselves; changes no bit

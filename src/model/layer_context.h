@@ -31,8 +31,10 @@ struct LayerContext {
   const PrecisionSpec& precision;  // how the products of layers are quantised
   DType dtype = DType::f32;        // dtype of the computation
   BatchShape shape;
-  BatchShape whole = {.batch = 0};  // that of the micro-batch, for layers that compute it in chunks; else batch is 0
-  uint64_t seed = 0;                // seed of random draws in training
+  // Shape of the whole micro-batch, if the layer computes it in chunks and `shape` is that of a chunk. Else its
+  // batch is 0.
+  BatchShape micro_batch_shape = {.batch = 0};
+  uint64_t seed = 0;                                      // seed of random draws in training
   DispatcherKind dispatcher = DispatcherKind::automatic;  // how MoE layers exchange rows
   ExpertOverlap expert_overlap = ExpertOverlap::none;     // what overlaps with the exchange of rows
   GpuKernels kernels = {};                                // kernels of a GPU, whose scratch a dry run counts

@@ -21,7 +21,7 @@ struct MemoryChoice {
   std::optional<double> expert_rows;  // memory.expert_rows
   bool offload = false;               // optimizer.offload
   bool offload_grad = false;          // optimizer.offload_grad
-  std::optional<double> buffer;       // optimizer.offload_buffer, with offload alone; none: the run's
+  std::optional<double> buffer;       // optimizer.offload_buffer, used only with offload; none: the run's
   bool fsdp = false;                  // parallel.fsdp
   bool shard_gradients = false;       // parallel.shard_gradients
   bool is_sharded() const { return fsdp || shard_gradients; }

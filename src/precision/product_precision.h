@@ -36,7 +36,8 @@ struct QuantizeContext {
   Stream& stream;
   StepStack& stack;  // gets the quantised copies
   Tensor draw_2;     // i64 [step, first row]; read by nvfp4's gradients alone
-  // Statistics count operands, and those of y = x W^T, which backward may quantise once more.
+  // counts: log.precision counts the operands of this pass. counts_forward: also x of y = x W^T; false in backward passes,
+  // which may quantise it once more.
   bool counts = true, counts_forward = true;
 };
 

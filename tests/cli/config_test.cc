@@ -60,9 +60,14 @@ TEST(CliConfig, PrintsBytesPerParameter) {
               testing::AllOf(testing::HasSubstr(" and state 2.0"), testing::Not(testing::HasSubstr("keeps moments"))));
   const std::vector<std::string> sums_on_host{"optimizer.grad=bf16", "optimizer.offload_grad=true"};
   EXPECT_THAT(text(sums_on_host), testing::HasSubstr("state 8; the gradient is in host memory\n"));
-  EXPECT_THAT(text({"optimizer.offload=true", "checkpoint.async=false", "optimizer.offload_buffer=0.5"}),
-              testing::HasSubstr("state 8; master and state are in host memory beyond 0.5 GiB of "
-                                 "optimizer.offload_buffer\n"));
+  const std::string offload = "optimizer.offload=true", not_async = "checkpoint.async=false";
+  EXPECT_THAT(text({offload, not_async, "optimizer.offload_buffer=0.001"}),
+              testing::HasSubstr("state 8; master and state are in host memory, except 0.001 GiB of master and state "
+                                 "(optimizer.offload_buffer) on the GPU\n"));
+  EXPECT_THAT(text({offload, not_async, "optimizer.offload_buffer=0.5"}), testing::HasSubstr("master 4 and state 8\n"))
+      << "all are on the GPU";
+  EXPECT_THAT(text({offload, not_async, "optimizer.offload_buffer=0.5", sums_on_host[0], sums_on_host[1]}),
+              testing::HasSubstr("state 8; the gradient is in host memory\n"));
   const auto json = json_of(run_moebius(dir, {"config", kRecipe, "--set", "precision.compute=f32", "--json"}));
   EXPECT_EQ(json.at("parameter_bytes").at("master"), 0);
   EXPECT_EQ(json.at("parameter_bytes").at("state"), 8);

@@ -13,8 +13,8 @@
 namespace moebius {
 
 // Holds a port while it lives: the system gives it to no other socket that asks for any free port. listen_at() can
-// listen there by its number, because both sockets set SO_REUSEADDR and this one does not listen. Until it does, the
-// system refuses connections to the port.
+// listen there by its number, because both sockets set SO_REUSEADDR and this one does not listen. Until listen_at() is
+// called, the system refuses connections to the port.
 class ReservedPort {
  public:
   ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -24,7 +24,8 @@ class ReservedPort {
     any_port.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     ::setsockopt(socket_.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const int result = ::bind(socket_.descriptor(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port);
-    MOEBIUS_CHECK(distributed, result == 0, "a free port: {}", std::strerror(errno));
+    MOEBIUS_CHECK(distributed, result == 0, "ReservedPort: expected a free port of 127.0.0.1; bind failed: {}",
+                  std::strerror(errno));
   }
   int number() const { return port_of(socket_); }
 

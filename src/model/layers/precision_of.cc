@@ -10,18 +10,6 @@
 namespace moebius {
 namespace {
 
-bool is_kept(const LayerContext& c, const ParamSpec& spec) {
-  const std::string *in = nullptr, *out = nullptr;
-  const auto sort = [&](const std::string& name) { (matches_any(c.precision.keep, name) ? in : out) = &name; };
-  for (const ParamPart& part : spec.parts) sort(part.name);
-  if (spec.parts.empty()) sort(spec.name);
-  MOEBIUS_CHECK(usage, !in || !out,
-                "precision.keep: expected patterns that match all parts of {} or none; got some that match {} and not "
-                "{}; they are one product, keep them together",
-                spec.name, *in, *out);
-  return in != nullptr;
-}
-
 void check_split(PrecisionRecipe recipe, const ParamPart& part) {
   if (part.shard.dim < 0) return;
   const int64_t multiple = split_multiple(recipe), whole = part.shape[part.shard.dim];
@@ -90,7 +78,7 @@ OperandCounts counts_of(const LayerContext& c, const ParamSpec& spec) {
 
 ProductPrecision precision_at(const LayerContext& c, const ParamSpec& spec, ExpertRange experts,
                               const WholePlaces& places) {
-  if (c.precision.recipe == PrecisionRecipe::none || is_kept(c, spec)) return {};
+  if (c.precision.recipe == PrecisionRecipe::none || keeps_product(c.precision, spec)) return {};
   for (const ParamPart& part : spec.parts) check_split(c.precision.recipe, part);
   const GpuProducts gpu = c.dtype == DType::bf16 ? gpu_products_of(c.precision, c.model, spec) : GpuProducts::emulated;
   return {c.precision.recipe, c.seed, key_of(spec.name.c_str()), experts, c.precision.weight_gradients,
@@ -98,6 +86,18 @@ ProductPrecision precision_at(const LayerContext& c, const ParamSpec& spec, Expe
 }
 
 }  // namespace
+
+bool keeps_product(const PrecisionSpec& precision, const ParamSpec& spec) {
+  const std::string *in = nullptr, *out = nullptr;
+  const auto sort = [&](const std::string& name) { (matches_any(precision.keep, name) ? in : out) = &name; };
+  for (const ParamPart& part : spec.parts) sort(part.name);
+  if (spec.parts.empty()) sort(spec.name);
+  MOEBIUS_CHECK(usage, !in || !out,
+                "precision.keep: expected patterns that match all parts of {} or none; got some that match {} and not "
+                "{}; they are one product, keep them together",
+                spec.name, *in, *out);
+  return in != nullptr;
+}
 
 bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec) {
   return !spec.name.ends_with(".kv_a_proj_with_mqa.weight") ||
@@ -140,7 +140,7 @@ ScaleLayout held_layout(DType held) {
 
 ParamSpec held_as_weights(const LayerContext& c, ParamSpec spec) {
   spec.is_quantised = c.precision.recipe != PrecisionRecipe::none && c.precision.weights == PrecisionChoice::recipe &&
-                      !is_kept(c, spec);
+                      !keeps_product(c.precision, spec);
   if (!c.lora.is_on() || c.params.use() != ModelUse::training) return spec;
   if (c.lora.base == LoraBase::compute || (c.lora.base == LoraBase::mxfp4 && spec.kind != ParamKind::experts))
     return spec;

@@ -7,9 +7,12 @@
 
 namespace moebius {
 
-// Returns the recipe of the run, or plain operands if precision.keep matches all parts of the parameter.
-// Throws Error{usage} if it matches only some parts, or if ranks would split a block of the recipe: blocks are the same
-// on every layout.
+// Returns whether precision.keep matches all parts of the parameter, so that its products are not quantised. Throws
+// Error{usage} if it matches only some of them.
+bool keeps_product(const PrecisionSpec& precision, const ParamSpec& spec);
+
+// Returns the recipe of the run, or plain operands if keeps_product(). Throws the error of that, and Error{usage} if ranks
+// would split a block of the recipe: blocks are the same on every layout.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
 // Returns the axis of the ranks that share the scales of expert rows, where a scale covers a whole tensor: those of a

@@ -12,7 +12,7 @@ int64_t row_chunk(const LayerContext& c) {
 }
 
 LayerContext of_chunk(LayerContext c, int64_t chunk) {
-  c.whole = c.shape;
+  c.micro_batch_shape = c.shape;
   c.shape.batch = 1;
   c.shape.seq = chunk * c.mesh.shape().tp;
   return c;

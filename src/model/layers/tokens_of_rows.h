@@ -11,14 +11,14 @@ class TokensOfRows {
  public:
   TokensOfRows() = default;
   explicit TokensOfRows(const LayerContext& c)
-      : token_{.seq = whole(c).seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
-        stream_rows_(rows_between_projections(whole(c), c.mesh.shape())),
+      : token_{.seq = micro_batch_of(c).seq, .cp = c.mesh.shape().cp, .context = c.mesh.place().cp},
+        stream_rows_(rows_between_projections(micro_batch_of(c), c.mesh.shape())),
         layer_rows_(c.stream_rows()),
         num_tp_(c.mesh.shape().tp),
         tp_(c.mesh.place().tp) {}
 
   // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows. In
-  // a chunk they are those from MicroBatch::first_row on, of each rank.
+  // a chunk the rows of each rank begin at MicroBatch::first_row.
   Tensor index(Step& step, int64_t num_rows) const {
     if (num_rows == layer_rows_) return index_of_own(step, num_rows);
     const Tensor index_T = step.alloc({num_rows}, DType::i32);
@@ -29,7 +29,7 @@ class TokensOfRows {
     return index_T;
   }
 
-  // The same of this rank's rows.
+  // Returns the token of each of num_rows rows of this rank, i32 [num_rows] on the step stack.
   Tensor index_of_own(Step& step, int64_t num_rows) const {
     const Tensor index_t = step.alloc({num_rows}, DType::i32);
     fill(step, index_t, tp_ * stream_rows_);
@@ -37,7 +37,9 @@ class TokensOfRows {
   }
 
  private:
-  static const BatchShape& whole(const LayerContext& c) { return c.whole.batch > 0 ? c.whole : c.shape; }
+  static const BatchShape& micro_batch_of(const LayerContext& c) {
+    return c.micro_batch_shape.batch > 0 ? c.micro_batch_shape : c.shape;
+  }
 
   // first: the first row of a rank's residual stream.
   void fill(Step& step, const Tensor& index_t, int64_t first) const {

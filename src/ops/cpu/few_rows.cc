@@ -226,7 +226,7 @@ int64_t step_of(DType dtype, FewRowsMath math) {
 bool has_few_rows_math(FewRowsMath math, DType dtype) {
   static const bool has_pairs = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw");
   if (math == FewRowsMath::lanes) return true;
-  return dtype == DType::bf16 && (math == FewRowsMath::pairs ? has_pairs : has_tiles());
+  return dtype == DType::bf16 && (math == FewRowsMath::pairs ? has_pairs : has_amx_bf16());
 }
 
 FewRowsMath best_few_rows_math(DType dtype) {
@@ -243,7 +243,7 @@ FewRows pack_few_rows(DType dtype, void* to, const void* const* row, int64_t num
   MOEBIUS_ASSERT(num_rows <= kMaxFewRows);
   const bool of_lanes = step_of(dtype, math) == kNumLanes;
   if (math == FewRowsMath::tiles)
-    pack_tiles(static_cast<bf16*>(to), row, num_rows, k);
+    pack_bf16_tiles(static_cast<bf16*>(to), row, num_rows, k);
   else
     with_float_type(dtype, [&]<class T>(T) {
       of_lanes ? pack<kNumLanes>(static_cast<T*>(to), row, num_rows, k)
@@ -256,7 +256,7 @@ template <class T>
 void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, int64_t n, int64_t num_after) {
   if constexpr (std::is_same_v<T, bf16>) {
     if (x.math == FewRowsMath::tiles)
-      return multiply_tiles(tile, ld, {static_cast<const bf16*>(x.data), x.num_rows, x.k}, w, n, num_after);
+      return multiply_bf16_tiles(tile, ld, {static_cast<const bf16*>(x.data), x.num_rows, x.k}, w, n, num_after);
   }
   const Kernels<T>& by = kernels<T>(x.math);
   const int64_t num_groups = div_ceil(x.num_rows, kRowsTogether);

@@ -6,7 +6,7 @@
 //   lanes   multiply-adds of f32, which every CPU has. A sum runs over k in steps of a register, in one register, whose
 //           lanes are added at the end
 //   pairs   avx512_bf16, for bf16: as lanes, with a pair of products to each lane
-//   tiles   AMX, for bf16: each sum is one number (ops/cpu/few_rows_tiles.h)
+//   tiles   AMX, for bf16: products are summed as ops/cpu/few_rows_tiles.h describes
 #pragma once
 
 #include <cstdint>

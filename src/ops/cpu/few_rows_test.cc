@@ -14,7 +14,7 @@ namespace {
 using testing::Array;
 using testing::Values;
 
-// Runs the instructions that this CPU has, whichever it prefers.
+// Tests each kind of instructions that this CPU has, also those that it would not choose.
 class FewRowsTest : public ::testing::TestWithParam<FewRowsMath> {
  protected:
   void SetUp() override {

@@ -31,7 +31,8 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// Tiles of registers: sums of 16 rows of W, in order, with the first and the second 16 rows of x; W; x.
+// Numbers of the tile registers. kSums: four tiles of sums, 16 rows of W by 16 rows of x. kW: two tiles of W. kX: two
+// tiles of x.
 enum TileNumber { kSums = 0, kW = 4, kX = 6 };
 
 bool has_instructions() {
@@ -73,7 +74,7 @@ int64_t rows_of(int64_t num, int64_t tile) { return std::clamp<int64_t>(num - ti
       c.row_bytes[kSums + 2 * g + i] = is_used ? c.row_bytes[kX + g] : 0;
     }
   }
-  // The compiler knows of the first bytes only that the instruction reads them.
+  // The compiler sees no use of most of `c`; the fence keeps its stores before the instruction.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   _tile_loadconfig(&c);
 }
@@ -171,12 +172,12 @@ void copy_rest(bf16* to, const bf16* w, int64_t num_rows, int64_t first, int64_t
 
 }  // namespace
 
-bool has_tiles() {
+bool has_amx_bf16() {
   static const bool has = has_instructions() && may_use_tiles();
   return has;
 }
 
-void pack_tiles(bf16* to, const void* const* row, int64_t num_rows, int64_t k) {
+void pack_bf16_tiles(bf16* to, const void* const* row, int64_t num_rows, int64_t k) {
   for (int64_t p = 0; p < k; p += kTileDepth) {
     for (int64_t first = 0; first < num_rows; first += kRows) {
       const int64_t num = std::min(kRows, num_rows - first);
@@ -186,8 +187,8 @@ void pack_tiles(bf16* to, const void* const* row, int64_t num_rows, int64_t k) {
   }
 }
 
-[[gnu::target("amx-tile")]] void multiply_tiles(float* tile, int64_t ld, const TileRows& x, const bf16* w, int64_t n,
-                                                int64_t num_after) {
+[[gnu::target("amx-tile")]] void multiply_bf16_tiles(float* tile, int64_t ld, const TileRows& x, const bf16* w,
+                                                     int64_t n, int64_t num_after) {
   MOEBIUS_ASSERT(x.num_rows >= 1 && x.num_rows <= kMaxTileRows);
   using Multiply = void (*)(Sums&, const TileRows&, const Block&);
   constexpr Multiply kMultiply[2][2] = {{multiply_block<1, 1>, multiply_block<1, 2>},

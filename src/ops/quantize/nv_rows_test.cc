@@ -270,8 +270,8 @@ TEST(NvRows, AreThoseOfOneRankWhereverTheyAre) {
   });
 }
 
-// The test above finds draws by another token, expert, column, step or key. Two draws of an element agree more often than
-// not, and most elements of a column shift belong to the other run. So at least one element in 20 differs.
+// The test above finds draws by another token, expert, column, step or key. Two independent draws often round an element
+// alike, so the bound is one element in 20.
 TEST(NvRows, WrongDrawsAreFound) {
   testing::on_each_device([](Stream& s) {
     const int64_t elements = std::ssize(mixed_rows()) * kColumns;

@@ -24,13 +24,13 @@ QuantisedArray drawn(Stream& s, Array& x, Shape shape, int64_t step, int64_t fir
 }
 
 // Numbers 0.7 in blocks whose scale is 1.
-Array sevenths() {
+Array seven_tenths() {
   Values v(kDrawn * 16, 0.7);
   for (int64_t i = 0; i < kDrawn; ++i) v[i * 16] = 6;
   return Array::of({kDrawn, 16}, DType::f32, v);
 }
 
-// Returns an error of draws between 0.5 and 1 for sevenths(); empty if there is none.
+// Returns an error of draws between 0.5 and 1 for seven_tenths(); empty if there is none.
 //
 // The mean of n such draws is within five standard deviations, 5 * 0.25 / sqrt(n), of the number. So is the mean over
 // the pairs of neighbours in a row, and in a column, of the products of their errors, which independent draws have: they
@@ -59,7 +59,7 @@ std::string wrong_draws(const Values& got) {
 
 TEST(Quantize, StochasticRoundingIsRightOnAverage) {
   testing::on_each_device([](Stream& s) {
-    Array x = sevenths();
+    Array x = seven_tenths();
     EXPECT_EQ(wrong_draws(drawn(s, x, {kDrawn, 16}, 1, 0).values(s)), "");
     EXPECT_NE(drawn(s, x, {kDrawn, 16}, 2, 0).data(), drawn(s, x, {kDrawn, 16}, 1, 0).data());
   });
@@ -119,7 +119,7 @@ TEST(Quantize, DrawsOfNumbersBeyondTheLargestElementAreTheLargest) {
   }
 }
 
-// Ranks may have magnitudes of one another only. A number beyond the scale that they give saturates in every format.
+// The scale may follow from magnitudes of other ranks alone. A number beyond it saturates in every format.
 TEST(Quantize, NumbersBeyondTheMagnitudesOfRanksAreClipped) {
   testing::on_each_device([](Stream& s) {
     Values v(2 * 16, 1.0);

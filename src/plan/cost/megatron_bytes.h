@@ -35,7 +35,8 @@ struct RopeBytes {
 };
 RopeBytes rope_bytes(const TimeContext& c);
 
-// Adds the bytes above to a part of Megatron.
+// Adds the time of these reads and writes to a part of Megatron Core's step. is_layer: the part is a layer, which
+// has RoPE.
 void add_unfused(PartTime& t, const TimeContext& c, const PartWork& part, bool is_layer);
 
 // Seconds in which the host makes and launches one op of an expert. It is a round number that is assumed

@@ -34,7 +34,7 @@ void expect_measured(const char* name, const std::vector<MeasuredDispatch>& meas
   }
 }
 
-// The shares of links begin near these times before runs are fitted. Across domains of 8 GPUs all-to-all sends each row,
+// A fit begins with shares of links that give about these times. Across domains of 8 GPUs all-to-all sends each row,
 // and HybridEP each token once.
 TEST(RowExchange, OfOtherDispatchersIsWithin9PercentOnH100And25OnGb200) {
   expect_measured("h100", {{8, 661, 1265}, {16, 1485, 5774}, {32, 3064, 8059}, {64, 4626, 9164}}, 0.09);

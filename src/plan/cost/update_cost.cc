@@ -52,10 +52,10 @@ double host_update_bytes(const OptimizerSpec& optimizer, double owned) {
   return host_states_bytes(optimizer, owned) + (optimizer.offload_grad ? 2 * owned : 0);
 }
 
-double exposed_update_seconds(double moves, double kernels, double pass) {
-  if (moves <= kernels) return 0;
-  const double beside = std::clamp(pass / moves, 0.0, 1.0);  // the part of the update
-  return moves - kernels - beside * (moves - kernels);
+double exposed_update_seconds(double moves_s, double kernels_s, double pass_s) {
+  if (moves_s <= kernels_s) return 0;
+  const double beside = std::clamp(pass_s / moves_s, 0.0, 1.0);  // the part of the update
+  return moves_s - kernels_s - beside * (moves_s - kernels_s);
 }
 
 EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank) {

@@ -18,12 +18,12 @@ double update_operations(const OptimizerSpec& optimizer);
 // Returns the bytes that an update reads from host memory, of `owned` elements, where optimizer.offload_buffer is filled
 // to its last byte. It writes the same number.
 double host_update_bytes(const OptimizerSpec& optimizer, double owned);
-// Returns those of masters and moments.
+// Returns the bytes of masters and moments alone that an update reads from host memory.
 double host_states_bytes(const OptimizerSpec& optimizer, double owned);
-// Returns the seconds that an update adds to a step by moving states over the host's link for `moves` seconds. Its
+// Returns the seconds that an update adds to a step by moving states over the host's link for moves_s seconds. Its
 // kernels work on some states while others move. It may also run beside a forward pass, from which its kernels take
 // multiprocessors for the part of their time that they run beside it.
-double exposed_update_seconds(double moves, double kernels, double pass);
+double exposed_update_seconds(double moves_s, double kernels_s, double pass_s);
 
 // The bytes that Muon moves for an element of a matrix in addition to update_bytes(). It clears u, adds momentum to it
 // in two steps of SGD, and copies it (parallel/optim/muon.cc).

@@ -57,7 +57,7 @@ TEST(UpdateCost, OfStatesOnTheHostIsAsMeasured) {
 }
 
 TEST(UpdateCost, IsHiddenByItsKernelsAndByAPass) {
-  EXPECT_EQ(exposed_update_seconds(/*moves=*/4, /*kernels=*/1, /*pass=*/0), 3);
+  EXPECT_EQ(exposed_update_seconds(/*moves_s=*/4, /*kernels_s=*/1, /*pass_s=*/0), 3);
   EXPECT_EQ(exposed_update_seconds(4, 0, 1), 3);
   EXPECT_EQ(exposed_update_seconds(4, 1, 1), 2.25) << "a quarter of the kernels runs beside the pass";
   EXPECT_EQ(exposed_update_seconds(4, 1, 9), 0);

@@ -31,7 +31,8 @@ struct MemoryFit {
   double more = 0;           // its relative increase, compared with kept_bytes' run
   std::optional<StateBuffer> buffer;  // optimizer.offload_buffer, if it was chosen; `bytes` is without it
   // Returns a string such as "memory.recompute = [...]: a rank needs 78.9 GiB of memory.fit = 80GiB, and 131 GiB with
-  // nothing recomputed; passes take 4.1 % longer". It has memory.offload too where something is offloaded.
+  // nothing recomputed; passes take 4.1 % longer". It has memory.offload too where something is offloaded. If a
+  // buffer was chosen, it has optimizer.offload_buffer, and the bytes without it.
   std::string text() const;
 };
 

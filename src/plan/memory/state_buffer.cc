@@ -34,8 +34,8 @@ class BufferChoice {
   }
 
  private:
-  static int64_t steps(double bytes) { return static_cast<int64_t>(std::ceil(bytes / kGib * kBuffersPerGib)); }
-  static double gib(int64_t steps) { return static_cast<double>(steps) / kBuffersPerGib; }
+  static int64_t steps(double bytes) { return static_cast<int64_t>(std::ceil(bytes / kGib * kBufferStepsPerGib)); }
+  static double gib(int64_t steps) { return static_cast<double>(steps) / kBufferStepsPerGib; }
 
   int64_t bytes(int64_t pp_rank, double buffer) const {
     return memory_.bytes(pp_rank, memory_.spec().recompute, buffer);
@@ -88,8 +88,8 @@ class BufferChoice {
 }  // namespace
 
 std::string StateBuffer::text() const {
-  return fmt::format("optimizer.offload_buffer = {}: a rank needs {} of {}, {:.0f} % of the memory of its GPU", gib,
-                     bytes_text(bytes), bytes_text(limit_bytes), 100 * (1 - kFreeShare));
+  return fmt::format("optimizer.offload_buffer = {}: a rank needs {} of {}, {:.0f} % of the GPU memory that it may use",
+                     gib, bytes_text(bytes), bytes_text(limit_bytes), 100 * (1 - kFreeShare));
 }
 
 bool chooses_buffer(const RunSpec& run) {

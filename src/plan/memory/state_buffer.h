@@ -1,9 +1,9 @@
 // Chooses optimizer.offload_buffer = "auto": how much of the masters and moments stays on a GPU with optimizer.offload.
 //
-// All other choices about memory are made first, without a buffer. The buffer is the largest with which no rank needs
-// more than the limit, which is memory.fit, or the memory of the GPU less a margin. All ranks have the same. It is as
-// small as its states allow, and 0 if no state fits. Without a limit, on a CPU and without optimizer.offload, nothing is
-// chosen, and the buffer is 0.
+// All other choices about memory are made first, without a buffer, except in `plan --search`, which compares layouts by
+// their time with the buffer. The buffer is the largest with which no rank needs more than the limit, which is
+// memory.fit, or the memory of the GPU less a margin. All ranks have the same. It is as small as its states allow, and
+// 0 if no state fits. Without a limit, on a CPU and without optimizer.offload, nothing is chosen, and the buffer is 0.
 #pragma once
 
 #include <string>
@@ -15,15 +15,15 @@ namespace moebius {
 // The share of a GPU's memory that a buffer leaves free, where memory.fit is not given. Layouts of `plan --search` leave
 // the same share.
 constexpr double kFreeShare = 0.05;
-// A buffer is a multiple of this many GiB, so that it is a short number.
-constexpr double kBuffersPerGib = 1000;
+// A buffer is a multiple of 1 / kBufferStepsPerGib GiB, so that it is a short number.
+constexpr double kBufferStepsPerGib = 1000;
 
 struct StateBuffer {
   double gib = 0;           // optimizer.offload_buffer
   int64_t bytes = 0;        // memory of the rank that needs the most, with the buffer
   int64_t limit_bytes = 0;  // the most that it may need
-  // Returns a string such as "optimizer.offload_buffer = 5.63: a rank needs 131.2 GiB of 133.4 GiB, 95 % of the memory of
-  // its GPU".
+  // Returns a string such as "optimizer.offload_buffer = 5.63: a rank needs 131.2 GiB of 133.4 GiB, 95 % of the GPU
+  // memory that it may use".
   std::string text() const;
 };
 

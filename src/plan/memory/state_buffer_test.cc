@@ -83,7 +83,7 @@ TEST(StateBuffer, HoldsAllStatesWhereTheyFit) {
   EXPECT_NEAR(gib, 10.6, 0.1);
   EXPECT_EQ(all.buffer_limit, "the memory of the GPU");
   EXPECT_THAT(all.text, HasSubstr("optimizer.offload_buffer = 10.6"));
-  EXPECT_THAT(all.text, HasSubstr("of 133.95 GiB, 95 % of the memory of its GPU"));
+  EXPECT_THAT(all.text, HasSubstr("of 133.95 GiB, 95 % of the GPU memory that it may use"));
   RunSpec on_gpu = run;
   on_gpu.optimizer.offload = false;
   EXPECT_EQ(engine_bytes(all.run), engine_bytes(on_gpu));

@@ -264,9 +264,10 @@ class MpiTransport final : public Transport {
 
   std::string name(int rank) const { return name_of_rank(options_, rank); }
   static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-  // record: the collective that this rank waits for; negative: none. Then it does what `outside` says.
-  std::string death_text(int dead, int64_t record, const char* outside) {
-    const std::string doing = record < 0 ? fmt::format("{} {}", name(rank_), outside)
+  // record: the collective that this rank waits for; negative: none, and the text says by `otherwise` what the rank
+  // does instead.
+  std::string death_text(int dead, int64_t record, const char* otherwise) {
+    const std::string doing = record < 0 ? fmt::format("{} {}", name(rank_), otherwise)
                                          : fmt::format("{}: {} waits", to_string(recorder().at(record)), name(rank_));
     return fmt::format("{}, and the process of {} has ended; did not join: {}\nlast collectives of {}:\n{}", doing,
                        name(dead), name(dead), name(rank_), recorder().text());
