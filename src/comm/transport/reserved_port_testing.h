@@ -22,9 +22,10 @@ class ReservedPort {
     sockaddr_in any_port{};
     any_port.sin_family = AF_INET;
     any_port.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ::setsockopt(socket_.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    const int result = ::bind(socket_.descriptor(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port);
-    MOEBIUS_CHECK(distributed, result == 0, "ReservedPort: expected a free port of 127.0.0.1; bind failed: {}",
+    const bool is_reserved =
+        ::setsockopt(socket_.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+        ::bind(socket_.descriptor(), reinterpret_cast<const sockaddr*>(&any_port), sizeof any_port) == 0;
+    MOEBIUS_CHECK(distributed, is_reserved, "ReservedPort: expected a free port of 127.0.0.1; got: {}",
                   std::strerror(errno));
   }
   int number() const { return port_of(socket_); }

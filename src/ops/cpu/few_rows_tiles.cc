@@ -34,6 +34,7 @@ static_assert(sizeof(TileConfig) == 64);
 // Numbers of the tile registers. kSums: four tiles of sums, 16 rows of W by 16 rows of x. kW: two tiles of W. kX: two
 // tiles of x.
 enum TileNumber { kSums = 0, kW = 4, kX = 6 };
+static_assert(kSums == 0 && kW == 4 && kX == 6, "add_products and multiply_block have these numbers");
 
 bool has_instructions() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -107,12 +108,15 @@ template <int kNumW, int kNumX>
   if constexpr (kNumW == 2) _tile_zero(1);
   if constexpr (kNumX == 2) _tile_zero(2);
   if constexpr (kNumW == 2 && kNumX == 2) _tile_zero(3);
-  const int64_t whole = b.k / kTileDepth * kTileDepth;
+  const int64_t whole = b.k / kTileDepth * kTileDepth, row_bytes = b.k * int64_t{sizeof(bf16)};
   for (int64_t p = 0; p < whole; p += kTileDepth) {
-    const bf16* ahead = p + kAhead < b.k ? b.w + p + kAhead : b.next + (p + kAhead - b.k);
-    if (b.next || p + kAhead < b.k) {
+    const bool is_in_block = p + kAhead < b.k;
+    if (is_in_block || b.next) {
+      // A number, since the last block may have fewer rows than are prefetched.
+      const auto ahead = reinterpret_cast<uintptr_t>(is_in_block ? b.w + p + kAhead : b.next + (p + kAhead - b.k));
 #pragma GCC unroll 8
-      for (int64_t j = 0; j < kNumW * kRows; ++j) _mm_prefetch(ahead + j * b.k, _MM_HINT_T0);
+      for (int64_t j = 0; j < kNumW * kRows; ++j)
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + j * row_bytes), _MM_HINT_T0);
     }
     add_products<kNumW, kNumX>(b.w + p, b.k, x.x + p * x.num_rows, x.num_rows);
   }

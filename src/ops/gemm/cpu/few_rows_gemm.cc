@@ -15,6 +15,11 @@ namespace {
 constexpr int64_t kBlockColumns = 48, kTileColumns = 32;
 static_assert(kFewRows <= kMaxFewRows);
 
+// Kernels read packed rows in whole lines.
+struct alignas(64) CacheLine {
+  char bytes[64];
+};
+
 // Stores n <= kNumLanes sums, or adds them to c.
 template <class C>
 void put_sums(C* c, const float* sums, int64_t n, bool add) {
@@ -73,7 +78,8 @@ void few_rows_gemm(Stream& s, const Gemm& a) {
   const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.b.data.dim(1), size = size_of(a.b.data.dtype);
   const DType dtype = a.a.data.dtype;
   const FewRowsMath math = best_few_rows_math(dtype);
-  const auto packed = std::make_unique_for_overwrite<char[]>(packed_bytes(dtype, m, k, math));
+  const auto packed = std::make_unique_for_overwrite<CacheLine[]>(
+      div_ceil(packed_bytes(dtype, m, k, math), int64_t{sizeof(CacheLine)}));
   const void* row[kFewRows];
   for (int64_t i = 0; i < m; ++i) row[i] = static_cast<const char*>(a.a.data.data) + i * k * size;
   const FewRows x = pack_few_rows(dtype, packed.get(), row, m, k, math);
