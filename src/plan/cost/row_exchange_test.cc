@@ -54,5 +54,35 @@ TEST(RowExchange, OfAnEvenLoadAreFewer) {
   EXPECT_NEAR(sent({}), 2 * 3.77, 0.05);
 }
 
+// With nvfp4 a dispatch also sends the index of each token, in the first of 2 L i32 that replace its routes
+// (DirectDispatcher::dispatch_index). L: the most experts of a token on one rank. Each rank that has some of a token's
+// experts gets a row of 2048 bf16 and returns one. It gets 8 bytes for each pair of a token and an expert before, and
+// 4 EP bytes of counts.
+TEST(RowExchange, OfNvfp4CountsTheIndicesOfTokens) {
+  struct Case {
+    int64_t ep;
+    double most_experts;  // OLMoE has 64 experts, of which a token has 8
+  };
+  for (const Case& each : {Case{2, 8}, Case{16, 4}}) {
+    const auto bytes = [&](const char* precision) {
+      const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
+                                 {precision, fmt::format("parallel.ep={}", each.ep), "parallel.dispatcher=direct",
+                                  "train.micro_batch=1", "train.seq_len=4096", "train.global_batch=64"});
+      EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, static_cast<int>(each.ep)));
+      spec.dispatcher = DispatcherKind::direct;
+      const PlanMachine h200 = machine("h200");
+      const Assumptions assume;
+      const TimeContext c{.machine = h200, .assume = assume, .spec = spec};
+      EXPECT_EQ(rows_sent(c, RowDirection::to_experts).wire_bytes, rows_sent(c, RowDirection::back).wire_bytes);
+      return std::pair(forward_rows_sent(c).wire_bytes, backward_rows_sent(c).wire_bytes);
+    };
+    const auto plain = bytes("precision.recipe=none"), drawn = bytes("precision.recipe=nvfp4");
+    const double W = static_cast<double>(each.ep), pairs = 4096 * 8 * (W - 1) / W;
+    const double rows = (plain.first - 8 * pairs - 4 * W * (W - 1)) / (2 * 2048 * 2);
+    EXPECT_NEAR(drawn.first - plain.first, rows * 2 * each.most_experts * 4, 1e-6 * plain.first);
+    EXPECT_EQ(drawn.second, plain.second);
+  }
+}
+
 }  // namespace
 }  // namespace moebius
