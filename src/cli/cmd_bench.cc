@@ -45,10 +45,15 @@ int run_step_of_ranks(const BenchOptions& o, const RunSpec& run) {
   MOEBIUS_CHECK(usage, !o.hash, "bench step: --hash needs one rank; leave it out, or run without --ranks");
   RunSpec here = run;
   if (run.device == DeviceKind::cuda) set_f8_kernels(here, gpus_found(), o.ranks);
-  const bool fits = run.memory.fit_bytes > 0 && o.ranks > 1;
-  const RunSpec fitted = fits ? choose_memory(here, o.ranks, fit_machine(run.device, o.ranks)).run : here;
-  run_bench_step_of_ranks(on_ranks(o, run.device), fitted);
+  run_bench_step_of_ranks(on_ranks(o, run.device), here);
   return 0;
+}
+
+ChosenMemory chosen_memory(const RunSpec& run) {
+  if (!chooses_memory(run)) return {.run = run};
+  FitMachines machines = fit_machine(run.device, 1);
+  if (run.device == DeviceKind::cuda) machines.gpu_bytes = gpu_bytes_here(1);
+  return choose_memory(run, 1, machines);
 }
 
 // Without --device the recipe's own device counts.
@@ -62,8 +67,9 @@ int run_step(BenchOptions& o) {
   o.spec.threads = num_threads(o.spec.threads);
   run.threads = o.spec.threads;
   if (run.device == DeviceKind::cuda) set_f8_kernels(run, gpus_found(), 1);
-  run = choose_memory(run, 1, fit_machine(run.device, 1)).run;
-  print_step(o, run, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
+  const ChosenMemory chosen = chosen_memory(run);
+  chosen.apply(run);
+  print_step(o, run, chosen.text, bench_step(run, {.steps = o.steps, .profile = o.profile, .hash = o.hash}));
   return 0;
 }
 

@@ -143,15 +143,17 @@ nlohmann::ordered_json groups_json(const MeshShape& mesh) {
 
 // Chooses what the recipe leaves open about memory, and notes in `provenance` what decided it.
 void set_memory(Resolved& r, int64_t num_ranks) {
+  if (!chooses_memory(r.run)) return;
   RunSpec run = r.run;
   run.parallel.dispatcher = r.dispatcher.kind;
   FitMachines machines = fit_machine(r.run.device, num_ranks);
   machines.gpus = r.gpus;
+  // memory.fit may be for other machines, so it alone counts.
+  if (r.run.memory.fit_bytes == 0) machines.gpu_bytes = gpu_bytes_here(std::min(num_ranks, r.ranks_per_machine));
   const ChosenMemory chosen = choose_memory(counted_run(run, r.mesh), num_ranks, machines);
   if (chosen.text.empty()) return;
   const bool chooses = r.run.memory.automatic, offloads = chosen.run.memory.offload != r.run.memory.offload;
-  r.run.memory = chosen.run.memory;
-  r.run.optimizer.offload_buffer = chosen.run.optimizer.offload_buffer;
+  chosen.apply(r.run);
   if (chooses) r.run.provenance["memory.recompute"] = "memory.fit";
   if (chooses && offloads)
     r.run.provenance["memory.offload"] = r.run.provenance["memory.offload_fraction"] = "memory.fit";

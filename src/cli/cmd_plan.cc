@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "config/recipe/text.h"
 #include "io/files.h"
 #include "plan/fit.h"
 #include "plan/memory/chosen_memory.h"
@@ -71,9 +72,8 @@ int run_search(const Options& o, const RunSpec& run, const PlanMachine& machine,
 
 // Returns whether --set gives this key.
 bool is_set(const Options& o, const std::string& key) {
-  return std::any_of(o.overrides.begin(), o.overrides.end(), [&](const std::string& text) {
-    return text.starts_with(key) && text.find_first_not_of(' ', key.size()) == text.find('=');
-  });
+  return std::any_of(o.overrides.begin(), o.overrides.end(),
+                     [&](const std::string& text) { return split_assignment(text).first == key; });
 }
 
 int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& assume) {
@@ -175,11 +175,8 @@ int run(const Options& o, Cli& cli) {
   if (o.search) return run_search(o, run, machine, assume);
   PartLibrary parts;
   const ChosenMemory chosen = choose_memory(parts, run_on(run, machine, assume.system), o.ranks, machine, assume);
-  if (!chosen.text.empty()) {
-    run.memory = chosen.run.memory;
-    run.optimizer.offload_buffer = chosen.run.optimizer.offload_buffer;
-    cli.log.info("{}", chosen.text);
-  }
+  chosen.apply(run);
+  if (!chosen.text.empty()) cli.log.info("{}", chosen.text);
   const Prediction p = predict(parts, run, o.ranks, machine, assume);
   const std::string text = plan_text(p, run, machine, assume);
   if (!o.trace.empty()) write_file_atomic(o.trace, plan_trace(p));

@@ -1,17 +1,13 @@
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "comm/control.h"
-#include "comm/gpu/gpu_ranks.h"
-#include "config/recipe/memory_keys.h"
 #include "config/run_spec.h"
 #include "device/accelerator.h"
 #include "model/gpu_products.h"
-#include "plan/memory/chosen_memory.h"
-#include "plan/memory/state_buffer.h"
+#include "plan/memory/memory_of_ranks.h"
 #include "train/loader.h"
 #include "train/loop.h"
 #include "weights/load.h"
@@ -32,59 +28,6 @@ struct Recipe {
   RunSpec run;
   std::exception_ptr error;
 };
-
-// Returns what choose_memory() decides, as JSON: recompute, offload and offload_fraction of [memory], offload_buffer of
-// [optimizer], and the text of the choice. The ranks of a machine share its CPUs.
-std::string chosen_memory(RunSpec run, int num_ranks, const FitMachines& machines) {
-  if (run.threads == 0 && run.device == DeviceKind::cpu) run.threads = std::max(1, num_available_cpus() / num_ranks);
-  const ChosenMemory chosen = choose_memory(run, num_ranks, machines);
-  const MemorySpec& memory = chosen.run.memory;
-  nlohmann::json json{{"recompute", recompute_texts(memory.recompute)},
-                      {"offload", offload_texts(memory.offload)},
-                      {"offload_fraction", memory.offload.fraction},
-                      {"text", chosen.text}};
-  if (const std::optional<double>& gib = chosen.run.optimizer.offload_buffer) json["offload_buffer"] = *gib;
-  return json.dump();
-}
-
-// Returns the kinds of GPUs of all ranks' machines, and the least memory of a rank's host and GPU. All ranks call it
-// together, since it gathers them.
-FitMachines machines_of_ranks(Control& control, const RunSpec& run, Transport& world) {
-  FitMachines mine = fit_machine(run.device, control.size());
-  if (chooses_buffer(run)) {
-    const GpuRanks gpus(world);
-    mine.gpu_bytes = gpu_bytes_of_rank(Accelerator::describe(gpus.index()), gpus.num_sharing());
-  }
-  const nlohmann::json text{{"hopper", mine.gpus.hopper},
-                            {"others", mine.gpus.others},
-                            {"rank_host_bytes", mine.rank_host_bytes},
-                            {"gpu_bytes", mine.gpu_bytes}};
-  std::vector<FitMachines> all;
-  for (const std::string& of_rank : control.gather(text.dump())) {
-    const nlohmann::json m = nlohmann::json::parse(of_rank);
-    all.push_back({.gpus = {.hopper = m.at("hopper"), .others = m.at("others")},
-                   .rank_host_bytes = m.at("rank_host_bytes"),
-                   .gpu_bytes = m.at("gpu_bytes")});
-  }
-  return common_machines(all);
-}
-
-// Sets the choices about memory. The first rank chooses for the machines of all ranks, since the choice depends on the
-// available memory of a host, which changes while processes start. Called by all ranks together.
-void set_memory(Control& control, RunSpec& run, Transport& world, Cli& cli) {
-  if (run.memory.fit_bytes == 0 && !chooses_buffer(run)) return;
-  const FitMachines machines = machines_of_ranks(control, run, world);
-  const auto longer = control.between_steps();  // the others wait for the search
-  std::string chosen;
-  control.on_root([&] { chosen = chosen_memory(run, control.size(), machines); });
-  const nlohmann::json choice = nlohmann::json::parse(control.from_root(chosen));
-  run.memory.recompute = parse_recompute(choice.at("recompute")).value();
-  run.memory.offload = parse_offload(choice.at("offload")).value();
-  run.memory.offload.fraction = choice.at("offload_fraction");
-  run.memory.automatic = false;
-  if (choice.contains("offload_buffer")) run.optimizer.offload_buffer = choice.at("offload_buffer").get<double>();
-  if (control.is_root()) cli.log.info("{}", choice.at("text").get<std::string>());
-}
 
 Recipe read_recipe(const TrainArgs& args, int num_ranks) {
   Recipe recipe;
@@ -141,7 +84,9 @@ int train_rank(Transport& world, const Recipe& recipe, const std::string& launch
   });
   check_same_recipe(control, recipe.run);
   RunSpec run = recipe.run;
-  set_memory(control, run, world, cli);
+  const ChosenMemory chosen = choose_memory_of_ranks(control, run, world);
+  chosen.apply(run);
+  if (control.is_root() && !chosen.text.empty()) cli.log.info("{}", chosen.text);
   if (run.threads == 0) run.threads = cpu_share(control);
   if (control.is_root())
     cli.log.info("{}, {}{} CPU threads{}", launched, run.device == DeviceKind::cuda ? gpu_text(world.size()) : "",

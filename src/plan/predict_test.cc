@@ -331,22 +331,6 @@ TEST(Predict, PortableKernelsAreSlower) {
   EXPECT_GT(odd.kernels.at("attention_backward"), 1.5 * even.kernels.at("attention_backward"));
 }
 
-// States on the host cost the time of their link, less that of the update's kernel, and on one rank what layers hide.
-TEST(Predict, CountsTheHostsLink) {
-  PartLibrary parts;
-  const auto predicted = [&](int64_t ranks, std::vector<std::string> set) {
-    set.insert(set.end(), {"optimizer.master=\"bf16_stochastic\"", "optimizer.state=\"8bit\""});
-    return predict(parts, recipe("bench_qwen3_30b_a3b_8layers.toml", set), ranks, machine("h100"), {}).phases;
-  };
-  // 5.61e9 elements of two codes and two scales for 256 of them, of which each of two ranks has half.
-  const double bytes_s = 5.61e9 * (2 + 8.0 / 256) / (machine("h100").link_gb_s * 1e9);
-  const auto one = predicted(1, {"optimizer.offload=true"}), two = predicted(2, {"optimizer.offload=true"});
-  EXPECT_NEAR(two.at("host link") + two.at("optimizer"), bytes_s / 2, 0.005);
-  EXPECT_LT(one.at("host link") + one.at("optimizer"), bytes_s - 0.02);
-  const auto sums = predicted(1, {"optimizer.offload=true", "optimizer.grad=bf16", "optimizer.offload_grad=true"});
-  EXPECT_GT(sums.at("host link"), 3 * bytes_s);
-}
-
 // Activations on the host cost the time by which their copies exceed the passes of their stage.
 TEST(Predict, CountsCopiesOfActivationsThatAreNotHidden) {
   PartLibrary parts;

@@ -152,7 +152,8 @@ class Search {
                   o.checks = RunChecks::none;
                   return timed(c, o);
                 },
-            .buffer = candidate_buffers(parts_, run_, ranks_, machine_, assume_.system, bytes_),
+            .buffer = candidate_buffers(parts_, run_, ranks_, machine_, assume_.system,
+                                        std::min(bytes_, (1 - kFreeShare) * of_rank_.memory_bytes())),
             .link_bytes_s = machine_.link_gb_s * 1e9,
             .host_limit = [this](double bytes) { return host_limit(bytes); },
             .bytes = bytes_,

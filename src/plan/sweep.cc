@@ -45,10 +45,7 @@ SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& swe
       point.prediction = std::move(best.prediction);
     } else {
       const ChosenMemory chosen = choose_memory(parts, run_on(run, machine, assume.system), ranks, machine, assume);
-      if (!chosen.text.empty()) {
-        run.memory = chosen.run.memory;
-        run.optimizer.offload_buffer = chosen.run.optimizer.offload_buffer;
-      }
+      chosen.apply(run);
       point.prediction = predict(parts, run, ranks, machine, assume);
     }
   } catch (const Error& e) {

@@ -403,7 +403,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
   const double rows = expert_rows(c);
   for (const OpWork& op : work.ops) add_op(time, c, op, rows);
   for (const SentWork& sent : work.sent) {
-    if (is_expert_axis(sent.axis) && !sends_counted_messages(c)) continue;
+    if (is_expert_axis(sent.axis) && !is_own(c)) continue;
     const RankSpan span = span_of_messages(c, sent);
     const double n = static_cast<double>(sent.calls);
     const auto axis = static_cast<size_t>(sent.axis);

@@ -90,6 +90,30 @@ TEST(CliBench, AStepOfATinyModel) {
   EXPECT_GT(json.at("gemm_bf16_tflops").get<double>(), 0);
 }
 
+// One rank and several print what they chose about memory, and the buffer of states.
+TEST(CliBench, AStepPrintsWhatItChoseAboutMemory) {
+  TestDir dir;
+  const auto step = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{"bench",    "step",
+                                   "--recipe", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml",
+                                   "--set",    "train.seq_len=16",
+                                   "--set",    "train.micro_batch=1",
+                                   "--set",    "train.global_batch=2",
+                                   "--set",    "optimizer.offload=true",
+                                   "--set",    "memory.recompute=auto",
+                                   "--set",    "memory.fit=1TiB",
+                                   "--steps",  "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_moebius(dir, words);
+  };
+  for (const char* ranks : {"1", "2"}) {
+    const auto json = json_of(step({"--ranks", ranks, "--threads", "1", "--json"}));
+    EXPECT_EQ(json.at("offload_buffer"), 0) << "a CPU has none";
+    EXPECT_THAT(json.at("memory_fit"), testing::HasSubstr("of memory.fit = 1TiB"));
+    EXPECT_THAT(step({"--ranks", ranks, "--threads", "1"}).out, testing::HasSubstr("of memory.fit = 1TiB"));
+  }
+}
+
 TEST(CliBench, StepUsesTheDeviceOfItsRecipe) {
   if (Accelerator::why_missing().empty()) GTEST_SKIP() << "this machine has a GPU: it would run";
   TestDir dir;

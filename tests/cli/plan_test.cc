@@ -74,6 +74,10 @@ TEST(CliPlan, ErrorsNameTheOption) {
           "--recipes and --set both give precision.recipe; leave one of them out");
   refused({"--sweep", "parallel.ep=1,2", "--set", "parallel.ep=2"},
           "--set and --sweep both give parallel.ep; leave one of them out");
+  refused({"--sweep", "parallel.ep=1,2", "--set", " parallel.ep =2"},
+          "--set and --sweep both give parallel.ep; leave one of them out");
+  refused({"--sweep", "parallel.ep=1,2", "--set", "parallel.ep"},
+          "--set parallel.ep: expected SECTION.KEY=VALUE, as in --set train.steps=100");
   expect_refused(run_moebius(dir, {"plan", kOlmoe, "--machine", kH200, "--trace", "."}), 4,
                  "--trace: expected a file; got the folder .; give a file in it, or another one");
   refused({"--trace", "same", "--html", "same"}, "--trace and --html would both write same; give two files");

@@ -10,6 +10,7 @@
 #include "cli/ranks.h"
 #include "device/gpus_found.h"
 #include "memory/plan.h"
+#include "plan/memory/memory_of_ranks.h"
 
 namespace moebius {
 namespace {
@@ -27,7 +28,15 @@ void on_ranks(const RanksBenchOptions& o, Measure&& measure, Print&& print) {
   });
 }
 
-void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
+// The steps of all ranks, and the run with what was chosen about its memory.
+struct MeasuredStep {
+  RanksBench bench;
+  RunSpec run;
+  std::string memory;  // empty if nothing was chosen
+};
+
+void print_as_json(const RanksBenchOptions& o, const MeasuredStep& step, const std::string& launched) {
+  const RanksBench& r = step.bench;
   nlohmann::ordered_json json{{"bench", "step"},
                               {"machine", o.machine},
                               {"launched", launched},
@@ -45,12 +54,16 @@ void print_as_json(const RanksBenchOptions& o, const RanksBench& r, const std::s
                               {"peak_bytes", r.peak_bytes},
                               {"fallback_kernels", r.fallback_kernels},
                               {"comm", to_json(r.of_last_step).at("comm")}};
+  if (!step.memory.empty()) json["memory_fit"] = step.memory;
+  if (const auto gib = printed_buffer(step.run)) json["offload_buffer"] = *gib;
   if (o.profile) json["ops"] = ops_json(r.ops);
   print_json(json);
 }
 
-void print(const RanksBenchOptions& o, const RanksBench& r, const std::string& launched) {
-  if (o.json) return print_as_json(o, r, launched);
+void print(const RanksBenchOptions& o, const MeasuredStep& step, const std::string& launched) {
+  if (o.json) return print_as_json(o, step, launched);
+  const RanksBench& r = step.bench;
+  if (!step.memory.empty()) fmt::print("{}\n", step.memory);
   fmt::print("{}; {}{}{}; dispatcher {}\n", o.machine, launched, r.links.empty() ? "" : "; ", r.links, r.dispatcher);
   fmt::print("{}: {} tokens per step, median of {} steps {:.1f} ms, {:.0f} tokens/s\n", o.recipe, r.tokens, r.steps,
              r.median_s * 1e3, r.tokens_per_s);
@@ -85,9 +98,13 @@ void run_bench_step_of_ranks(const RanksBenchOptions& o, const RunSpec& run) {
     RunSpec mine = run;
     mine.check(world.size());
     mine.threads = threads;
-    return bench_step_of_ranks(mine, {.steps = o.steps, .profile = o.profile}, world);
+    Control control(world);
+    const ChosenMemory chosen = choose_memory_of_ranks(control, mine, world);
+    chosen.apply(mine);
+    RanksBench bench = bench_step_of_ranks(mine, {.steps = o.steps, .profile = o.profile}, world);
+    return MeasuredStep{.bench = std::move(bench), .run = mine, .memory = chosen.text};
   };
-  on_ranks(o, measure, [&](const RanksBench& r, const std::string& launched) { print(o, r, launched); });
+  on_ranks(o, measure, [&](const MeasuredStep& step, const std::string& launched) { print(o, step, launched); });
 }
 
 void run_bench_collectives(const RanksBenchOptions& o, DeviceKind device) {

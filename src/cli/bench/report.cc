@@ -203,10 +203,16 @@ void print_report(const BenchOptions& o, const BenchReport& r) {
   if (r.profiled_runs > 0) print_profile(r.ops, "fwd_bwd", r.profiled_runs);
 }
 
-void print_step(const BenchOptions& o, const RunSpec& run, const StepBench& r) {
+std::optional<double> printed_buffer(const RunSpec& run) {
+  if (!run.optimizer.offload) return {};
+  return run.optimizer.offload_buffer.value_or(0);
+}
+
+void print_step(const BenchOptions& o, const RunSpec& run, const std::string& memory, const StepBench& r) {
   const std::string machine = bench_machine(run.device, o.spec.threads);
   if (!o.json) {
     fmt::print("{}\n", machine);
+    if (!memory.empty()) fmt::print("{}\n", memory);
     print_step_text(o, r);
     if (o.hash) fmt::print("master weights: XXH3 {}\n", r.masters_hash);
     if (o.profile) print_profile(r.ops, "per step", r.steps);
@@ -230,6 +236,8 @@ void print_step(const BenchOptions& o, const RunSpec& run, const StepBench& r) {
                                 {"planned_bytes", r.planned_bytes},
                                 {"peak_bytes", r.peak_bytes}};
   if (!r.fallback_kernels.empty()) object["fallback_kernels"] = r.fallback_kernels;
+  if (!memory.empty()) object["memory_fit"] = memory;
+  if (const auto gib = printed_buffer(run)) object["offload_buffer"] = *gib;
   if (r.states_s > 0) object.update({{"states_bytes", r.states_bytes}, {"states_s", r.states_s}});
   if (o.hash) object["masters_xxh3"] = r.masters_hash;
   if (r.onednn_tflops > 0)

@@ -216,8 +216,10 @@ std::vector<KeyText> optimizer_texts() {
       {"optimizer.offload_buffer",
        "Device memory in GiB for masters and moments with `optimizer.offload`: those of the first parameters of a forward "
        "pass, as many as fit, stay in it. They need no host memory, and the update moves only the rest. What the states "
-       "do not need is not allocated. `auto` is the largest number with which a rank needs at most `memory.fit` or, if "
-       "that is empty, 95 % of the memory of its GPU, without what other programs and ranks hold ([memory.md](../design/memory.md#masters-and-moments-on-the-host)). "
+       "do not need is not allocated. `auto` is the largest number with which a rank needs at most the limit. The "
+       "limit is `memory.fit`, and never more than 95 % of the memory of the GPU where that is known, without what other "
+       "programs and ranks hold "
+       "([memory.md](../design/memory.md#masters-and-moments-on-the-host)). "
        "Without either, and on a CPU, it is 0. Results are bitwise identical for all values."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},

@@ -169,12 +169,16 @@ std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string&
   return entries;
 }
 
-RecipeEntry read_override(const std::string& assignment) {
+std::pair<std::string, std::string> split_assignment(const std::string& assignment) {
   const size_t equals = assignment.find('=');
-  const std::string key = trimmed(assignment.substr(0, equals));
+  std::string key = trimmed(assignment.substr(0, equals));
   MOEBIUS_CHECK(usage, equals != std::string::npos && !key.empty(),
                 "--set {}: expected SECTION.KEY=VALUE, as in --set train.steps=100", assignment);
-  const std::string text = trimmed(assignment.substr(equals + 1));
+  return {std::move(key), trimmed(assignment.substr(equals + 1))};
+}
+
+RecipeEntry read_override(const std::string& assignment) {
+  const auto [key, text] = split_assignment(assignment);
   if (auto value = parse_value(text)) return {key, std::move(*value), "--set"};
   const bool opened = !text.empty() && std::string_view("[{\"'").find(text[0]) != std::string_view::npos;
   // Parsing it as a quoted string fails only on bytes that are not UTF-8.

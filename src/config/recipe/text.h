@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace moebius {
@@ -17,6 +18,10 @@ struct RecipeEntry {
 // Returns the keys of the sections of a TOML text. Throws Error{usage} "NAME:LINE:COLUMN: ..." when it is not TOML
 // or holds a date.
 std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string& name);
+
+// Returns key and value of "section.key=value", both without spaces around them. Throws Error{usage} when there is no "="
+// or no key.
+std::pair<std::string, std::string> split_assignment(const std::string& assignment);
 
 // Parses "section.key=value"; spaces around either are ignored. The value is TOML, or else a string (a bare word, a
 // path, a date). Throws Error{usage} when there is no "=", no key, or an opened bracket or quote is not closed.

@@ -10,11 +10,6 @@
 namespace moebius {
 namespace {
 
-// Returns whether the engine sends the rows with the recipe's dispatcher.
-bool is_own(const TimeContext& c) {
-  return c.assume.dispatcher == PlanDispatcher::from_recipe && c.assume.system == PlanSystem::moebius;
-}
-
 bool is_own_direct(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::direct; }
 bool is_own_two_level(const TimeContext& c) { return is_own(c) && c.spec.dispatcher == DispatcherKind::two_level; }
 
@@ -125,7 +120,7 @@ RowsSent of_one_sided(const TimeContext& c, const RankSpan& span, double row) {
 
 // Returns the traffic of other software, or of an assumed dispatcher. The groups counted that of the engine's own.
 RowsSent both_ways(const TimeContext& c) {
-  if (sends_counted_messages(c)) return {};
+  if (is_own(c)) return {};
   RowsSent sent = rows_sent(c, RowDirection::to_experts);
   return sent += rows_sent(c, RowDirection::back);
 }
@@ -149,9 +144,11 @@ void check_nodes_of_machine(const TimeContext& c) {
                 c.spec.mesh.ranks_per_node, c.machine.name, c.machine.domain_ranks, c.spec.threads);
 }
 
-bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own_two_level(c); }
+bool is_own(const TimeContext& c) {
+  return c.assume.dispatcher == PlanDispatcher::from_recipe && c.assume.system == PlanSystem::moebius;
+}
 
-bool sends_counted_messages(const TimeContext& c) { return is_own(c); }
+bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own_two_level(c); }
 
 RankSpan span_of_messages(const TimeContext& c, const SentWork& sent) {
   const MeshShape& mesh = c.spec.mesh;

@@ -18,8 +18,9 @@ void check_nodes_of_machine(const TimeContext& c);
 
 // Returns whether the run writes rows to the memory of other ranks, at least inside a node.
 bool writes_to_windows(const TimeContext& c);
-// Returns whether the run sends the messages that the dry run counted on the expert axis.
-bool sends_counted_messages(const TimeContext& c);
+// Returns whether the engine sends the rows with the recipe's dispatcher. Then its messages are those that the dry run
+// counted on the expert axis.
+bool is_own(const TimeContext& c);
 // Returns the ranks that exchange these messages: all of the axis; with two-level one rank of each node.
 RankSpan span_of_messages(const TimeContext& c, const SentWork& sent);
 

@@ -54,5 +54,34 @@ TEST(RowExchange, OfAnEvenLoadAreFewer) {
   EXPECT_NEAR(sent({}), 2 * 3.77, 0.05);
 }
 
+// With nvfp4 a dispatch also sends the index of each token, in the first of 2 L i32 that replace its routes
+// (DirectDispatcher::dispatch_index). L: the most experts of a token on one rank. A token has 8 of OLMoE's 64 experts, so
+// a rank with n experts gets it with the probability 1 - C(64 - n, 8) / C(64, 8).
+TEST(RowExchange, OfNvfp4CountsTheIndicesOfTokens) {
+  struct Case {
+    int64_t ep;
+    double most_experts;
+    double misses;  // C(64 - n, 8) / C(64, 8) for n = 64 / ep
+  };
+  for (const Case& each : {Case{2, 8, 10518300.0 / 4426165368.0}, Case{16, 4, 8814960.0 / 15249024.0}}) {
+    const auto bytes = [&](const char* precision) {
+      const RunSpec run = recipe("bench_olmoe_1b_7b.toml",
+                                 {precision, fmt::format("parallel.ep={}", each.ep), "parallel.dispatcher=direct",
+                                  "train.micro_batch=1", "train.seq_len=4096", "train.global_batch=64"});
+      EngineSpec spec = training_engine_spec(run, mesh_shape(run.parallel, static_cast<int>(each.ep)));
+      spec.dispatcher = DispatcherKind::direct;
+      const PlanMachine h200 = machine("h200");
+      const Assumptions assume;
+      const TimeContext c{.machine = h200, .assume = assume, .spec = spec};
+      EXPECT_EQ(rows_sent(c, RowDirection::to_experts).wire_bytes, rows_sent(c, RowDirection::back).wire_bytes);
+      return std::pair(forward_rows_sent(c).wire_bytes, backward_rows_sent(c).wire_bytes);
+    };
+    const auto plain = bytes("precision.recipe=none"), drawn = bytes("precision.recipe=nvfp4");
+    const double rows = 4096.0 * static_cast<double>(each.ep - 1) * (1 - each.misses);
+    EXPECT_NEAR((drawn.first - plain.first) / (rows * 2 * each.most_experts * 4), 1, 1e-6);
+    EXPECT_EQ(drawn.second, plain.second);
+  }
+}
+
 }  // namespace
 }  // namespace moebius

@@ -6,38 +6,46 @@
 namespace moebius {
 namespace {
 
-int64_t without_margin(double bytes) { return static_cast<int64_t>((1 - kFreeShare) * bytes); }
+constexpr const char* kGpu = "the memory of the GPU";
 
 ChosenMemory by_fit(MemoryFit fit) {
   ChosenMemory chosen{.run = std::move(fit.run), .text = fit.text()};
-  if (fit.buffer) chosen.buffer_limit = "memory.fit";
+  if (fit.buffer) chosen.buffer_limit = fit.buffer->limit_bytes < fit.fit_bytes ? kGpu : "memory.fit";
   return chosen;
 }
 
-ChosenMemory by_gpu(const RunSpec& run, const RunMemory& memory, int64_t limit_bytes) {
-  const StateBuffer buffer = choose_state_buffer(memory, limit_bytes);
-  ChosenMemory chosen{.run = run, .text = buffer.text(), .buffer_limit = "the memory of the GPU"};
+ChosenMemory by_gpu(const RunSpec& run, const RunMemory& memory, int64_t gpu_bytes) {
+  const StateBuffer buffer = choose_state_buffer(memory, without_margin(gpu_bytes));
+  ChosenMemory chosen{.run = run, .text = buffer.text(gpu_bytes), .buffer_limit = kGpu};
   chosen.run.optimizer.offload_buffer = buffer.gib;
   return chosen;
 }
 
 }  // namespace
 
+void ChosenMemory::apply(RunSpec& to) const {
+  if (text.empty()) return;
+  to.memory = run.memory;
+  to.optimizer.offload_buffer = run.optimizer.offload_buffer;
+}
+
+bool chooses_memory(const RunSpec& run) { return run.memory.fit_bytes > 0 || chooses_buffer(run); }
+
 ChosenMemory choose_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                            const Assumptions& assume) {
   if (run.memory.fit_bytes > 0) return by_fit(fit_memory(parts, run, ranks, machine, assume));
   if (!chooses_buffer(run) || assume.system != PlanSystem::moebius) return {.run = run};
   return by_gpu(run, RunMemory(parts, run, ranks, machine, /*others_too=*/false),
-                without_margin(machine.memory_bytes()));
+                static_cast<int64_t>(machine.memory_bytes()));
 }
 
 ChosenMemory choose_memory(const RunSpec& run, int64_t ranks, const FitMachines& machines) {
   if (run.memory.fit_bytes > 0) return by_fit(fit_memory(run, ranks, machines));
-  if (!chooses_buffer(run) || machines.gpu_bytes == 0) return {.run = run};
+  if (!chooses_buffer(run) || !machines.gpu_bytes) return {.run = run};
   PartLibrary parts;
   const RunMemory memory(parts, run, ranks, usual_machine_of(run.device, machines),
                          machines.gpus.hopper && machines.gpus.others);
-  return by_gpu(run, memory, without_margin(static_cast<double>(machines.gpu_bytes)));
+  return by_gpu(run, memory, *machines.gpu_bytes);
 }
 
 }  // namespace moebius

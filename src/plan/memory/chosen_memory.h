@@ -13,9 +13,13 @@ struct ChosenMemory {
   std::string text;  // what was chosen; empty if nothing was
   std::string
       buffer_limit;  // what limits a chosen buffer, as the provenance of its key: "memory.fit"; empty without one
+  void apply(RunSpec& to) const;  // sets what was chosen in this run
 };
 
-// Returns the run with its choices made, for memory.fit or, without it, the memory of the machine's GPU. Throws the errors
+// Returns whether the run leaves anything to these choices, if the memory of its GPU is known.
+bool chooses_memory(const RunSpec& run);
+
+// Returns the run with its choices made, for memory.fit and the memory of the machine's GPU. Throws the errors
 // of fit_memory().
 ChosenMemory choose_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                            const Assumptions& assume);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/error.h"
 #include "device/device.h"
 #include "plan/cost/usual_machine.h"
 
@@ -16,12 +17,19 @@ FitMachines fit_machine(DeviceKind device, int64_t ranks) {
   const auto sharing = static_cast<double>(std::max(gpus, std::min(ranks, kRanksOfAHost)));
   m.rank_host_bytes =
       std::max(kGiB, kStep * std::floor(static_cast<double>(available_memory_bytes()) / sharing / kStep));
-  if (device != DeviceKind::cuda) return m;
-  for (int i = 0; i < std::min(ranks, gpus); ++i) {
-    const int64_t bytes = gpu_bytes_of_rank(Accelerator::describe(i), /*num_sharing=*/1);
-    m.gpu_bytes = i == 0 ? bytes : std::min(m.gpu_bytes, bytes);
-  }
   return m;
+}
+
+int64_t ranks_of_gpu(int64_t ranks, int64_t gpus) { return div_ceil(ranks, gpus); }
+
+std::optional<int64_t> gpu_bytes_here(int64_t ranks) {
+  const int64_t gpus = Accelerator::count();
+  std::optional<int64_t> least;
+  for (int i = 0; i < std::min(ranks, gpus); ++i) {
+    const int64_t bytes = gpu_bytes_of_rank(Accelerator::describe(i), ranks_of_gpu(ranks, gpus));
+    least = std::min(least.value_or(bytes), bytes);
+  }
+  return least;
 }
 
 int64_t gpu_bytes_of_rank(const AcceleratorInfo& gpu, int64_t num_sharing) {
@@ -35,7 +43,7 @@ FitMachines common_machines(const std::vector<FitMachines>& all) {
   for (const FitMachines& m : all) {
     common.gpus.hopper |= m.gpus.hopper;
     common.gpus.others |= m.gpus.others;
-    common.gpu_bytes = std::min(common.gpu_bytes, m.gpu_bytes);
+    common.gpu_bytes = std::min(common.gpu_bytes, m.gpu_bytes);  // none is less than any number
     if (m.rank_host_bytes == 0) continue;
     common.rank_host_bytes =
         common.rank_host_bytes == 0 ? m.rank_host_bytes : std::min(common.rank_host_bytes, m.rank_host_bytes);

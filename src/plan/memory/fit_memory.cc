@@ -121,7 +121,7 @@ class Fitting {
   double copies_seconds(double bytes, double forward, double backward, bool splits) const {
     if (bytes == 0) return 0;
     const double copy = bytes / (machine_.link_gb_s * 1e9), back = (splits ? 2 : 1) * copy;
-    const double memory = machine_.memory_tb_s * 1e12 * machine_.of(assume_.system)[static_cast<size_t>(Share::memory)];
+    const double memory = memory_rate({.machine = machine_, .assume = assume_, .spec = memory_.spec()});
     return std::max(0.0, copy - forward) + std::max(0.0, back - backward) + (splits ? 3 : 2) * bytes / memory;
   }
 
@@ -404,13 +404,14 @@ bool chooses_offload(const RunSpec& run, const PlanMachine& machine) {
          !is_named("memory.offload") && !is_named("memory.offload_fraction");
 }
 
-// others_too: ranks may also be on GPUs that are not Hopper's.
+// others_too: ranks may also be on GPUs that are not Hopper's. gpu_bytes: memory of the GPU of a rank, if it is known.
 MemoryFit fit_on(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
-                 const Assumptions& assume, bool others_too) {
+                 const Assumptions& assume, bool others_too, std::optional<int64_t> gpu_bytes) {
   MemoryFit fit = chooses_offload(run, machine) ? OffloadSearch(parts, run, ranks, machine, assume, others_too).result()
                                                 : Fitting(parts, run, ranks, machine, assume, others_too).result();
-  if (!chooses_buffer(run)) return fit;
-  fit.buffer = choose_state_buffer(RunMemory(parts, fit.run, ranks, machine, others_too), fit.fit_bytes);
+  if (!chooses_buffer(run) || assume.system != PlanSystem::moebius) return fit;
+  const int64_t limit = gpu_bytes ? std::min(fit.fit_bytes, without_margin(*gpu_bytes)) : fit.fit_bytes;
+  fit.buffer = choose_state_buffer(RunMemory(parts, fit.run, ranks, machine, others_too), limit);
   fit.run.optimizer.offload_buffer = fit.buffer->gib;
   return fit;
 }
@@ -427,12 +428,16 @@ std::string MemoryFit::text() const {
   const std::string buffer_list = buffer ? fmt::format(", optimizer.offload_buffer = {}", buffer->gib) : "";
   const std::string without =
       buffer && buffer->gib > 0 ? fmt::format(", {} without the buffer", bytes_text(bytes)) : "";
+  const std::string of_gpu = buffer && buffer->limit_bytes < fit_bytes
+                                 ? fmt::format("; the buffer is for {}, {:.0f} % of the memory of the GPU",
+                                               bytes_text(buffer->limit_bytes), 100 * (1 - kFreeShare))
+                                 : "";
   return fmt::format(
       "memory.recompute = {}{}{}: a rank needs {} of memory.fit = {}{}, and {} with nothing recomputed{}; passes take "
-      "{:.1f} % longer",
+      "{:.1f} % longer{}",
       recompute_list(run.memory.recompute), offload_text(run.memory.offload), buffer_list,
       bytes_text(buffer ? buffer->bytes : bytes), exact_bytes_text(fit_bytes), without, bytes_text(kept_bytes),
-      without.empty() ? "" : " and no buffer", 100 * more);
+      without.empty() ? "" : " and no buffer", 100 * more, of_gpu);
 }
 
 void leave_out_recomputed(MemorySpec& memory) {
@@ -444,7 +449,7 @@ void leave_out_recomputed(MemorySpec& memory) {
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume) {
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
-  return fit_on(parts, run, ranks, machine, assume, /*others_too=*/false);
+  return fit_on(parts, run, ranks, machine, assume, /*others_too=*/false, static_cast<int64_t>(machine.memory_bytes()));
 }
 
 MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const FitMachines& machines) {
@@ -454,7 +459,7 @@ MemoryFit fit_memory(const RunSpec& run, int64_t ranks, const FitMachines& machi
   const GpuKinds& gpus = machines.gpus;
   const PlanMachine machine = usual_machine_of(run.device, machines);
   MOEBIUS_ASSERT(run.memory.fit_bytes > 0);
-  return fit_on(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others);
+  return fit_on(parts, run, ranks, machine, assume, machine.is_gpu && gpus.hopper && gpus.others, machines.gpu_bytes);
 }
 
 }  // namespace moebius

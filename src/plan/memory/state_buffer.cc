@@ -87,9 +87,14 @@ class BufferChoice {
 
 }  // namespace
 
-std::string StateBuffer::text() const {
-  return fmt::format("optimizer.offload_buffer = {}: a rank needs {} of {}, {:.0f} % of the GPU memory that it may use",
-                     gib, bytes_text(bytes), bytes_text(limit_bytes), 100 * (1 - kFreeShare));
+std::string StateBuffer::text(int64_t gpu_bytes) const {
+  return fmt::format("optimizer.offload_buffer = {}: a rank needs {} of {}, {:.0f} % of {} that the GPU has for it{}",
+                     gib, bytes_text(bytes), bytes_text(limit_bytes), 100 * (1 - kFreeShare), bytes_text(gpu_bytes),
+                     bytes > limit_bytes ? "; it does not fit even without a buffer" : "");
+}
+
+int64_t without_margin(int64_t gpu_bytes) {
+  return static_cast<int64_t>((1 - kFreeShare) * static_cast<double>(gpu_bytes));
 }
 
 bool chooses_buffer(const RunSpec& run) {

@@ -1,9 +1,11 @@
 // Chooses optimizer.offload_buffer = "auto": how much of the masters and moments stays on a GPU with optimizer.offload.
 //
 // All other choices about memory are made first, without a buffer, except in `plan --search`, which compares layouts by
-// their time with the buffer. The buffer is the largest with which no rank needs more than the limit, which is
-// memory.fit, or the memory of the GPU less a margin. All ranks have the same. It is as small as its states allow, and
-// 0 if no state fits. Without a limit, on a CPU and without optimizer.offload, nothing is chosen, and the buffer is 0.
+// their time with the buffer. The buffer holds all states if they fit. Else it is the largest with which no rank needs
+// more than the limit, where each rank counts the slots that it has without a buffer. The limit is memory.fit, and never
+// more than the known memory of the GPU less a margin. All ranks have the same buffer. It is as small as its states
+// allow, and 0 if no state fits. Without a limit, on a CPU and without optimizer.offload, nothing is chosen, and the
+// buffer is 0.
 #pragma once
 
 #include <string>
@@ -22,10 +24,13 @@ struct StateBuffer {
   double gib = 0;           // optimizer.offload_buffer
   int64_t bytes = 0;        // memory of the rank that needs the most, with the buffer
   int64_t limit_bytes = 0;  // the most that it may need
-  // Returns a string such as "optimizer.offload_buffer = 5.63: a rank needs 131.2 GiB of 133.4 GiB, 95 % of the GPU
-  // memory that it may use".
-  std::string text() const;
+  // Returns a string such as "optimizer.offload_buffer = 5.63: a rank needs 131.2 GiB of 133.95 GiB, 95 % of 141 GiB that
+  // the GPU has for it", for a limit that is less than this memory by a margin.
+  std::string text(int64_t gpu_bytes) const;
 };
+
+// Returns the memory of a GPU less the margin.
+int64_t without_margin(int64_t gpu_bytes);
 
 // Returns whether the run leaves a buffer to the choice, and has states on the host of a GPU.
 bool chooses_buffer(const RunSpec& run);

@@ -47,7 +47,7 @@ RunSpec with_fit(RunSpec run, int64_t bytes) {
 }
 
 // Returns the chosen buffer for a GPU with this memory; -1: it was not chosen.
-double gib_for(const RunSpec& run, int64_t gpu_bytes, int64_t ranks = 1) {
+double gib_for(const RunSpec& run, std::optional<int64_t> gpu_bytes, int64_t ranks = 1) {
   return choose_memory(run, ranks, {.gpu_bytes = gpu_bytes}).run.optimizer.offload_buffer.value_or(-1);
 }
 
@@ -83,7 +83,7 @@ TEST(StateBuffer, HoldsAllStatesWhereTheyFit) {
   EXPECT_NEAR(gib, 10.6, 0.1);
   EXPECT_EQ(all.buffer_limit, "the memory of the GPU");
   EXPECT_THAT(all.text, HasSubstr("optimizer.offload_buffer = 10.6"));
-  EXPECT_THAT(all.text, HasSubstr("of 133.95 GiB, 95 % of the GPU memory that it may use"));
+  EXPECT_THAT(all.text, HasSubstr("of 133.95 GiB, 95 % of 141.00 GiB that the GPU has for it"));
   RunSpec on_gpu = run;
   on_gpu.optimizer.offload = false;
   EXPECT_EQ(engine_bytes(all.run), engine_bytes(on_gpu));
@@ -100,6 +100,46 @@ TEST(StateBuffer, IsZeroWhereNoStateFits) {
   EXPECT_EQ(gib_for(run, 8 * kGiB), 0);
   EXPECT_THAT(choose_memory(run, 1, {.gpu_bytes = 8 * kGiB}).text,
               HasSubstr("optimizer.offload_buffer = 0: a rank needs"));
+  EXPECT_THAT(
+      choose_memory(run, 1, {.gpu_bytes = 8 * kGiB}).text,
+      HasSubstr("of 7.60 GiB, 95 % of 8.00 GiB that the GPU has for it; it does not fit even without a buffer"));
+  EXPECT_EQ(gib_for(run, 0), 0) << "other programs hold all of the GPU";
+}
+
+// A GPU with less memory than memory.fit limits the buffer, so that a run that fits it starts with a buffer too.
+TEST(StateBuffer, IsLimitedByTheGpuToo) {
+  const RunSpec run = with_fit(run_on_host({"train.micro_batch=8"}), 60 * kGiB);
+  const ChosenMemory unknown = choose_memory(run, 1, {}), large = choose_memory(run, 1, {.gpu_bytes = 141 * kGiB});
+  const ChosenMemory small = choose_memory(run, 1, {.gpu_bytes = 58 * kGiB});
+  EXPECT_GT(engine_bytes(unknown.run), without_margin(58 * kGiB));
+  EXPECT_EQ(large.run.optimizer.offload_buffer, unknown.run.optimizer.offload_buffer);
+  EXPECT_EQ(large.buffer_limit, "memory.fit");
+  EXPECT_GT(small.run.optimizer.offload_buffer, 0);
+  EXPECT_LE(engine_bytes(small.run), without_margin(58 * kGiB));
+  EXPECT_EQ(small.buffer_limit, "the memory of the GPU");
+  EXPECT_THAT(small.text, HasSubstr("; the buffer is for 55.10 GiB, 95 % of the memory of the GPU"));
+}
+
+// Megatron Core has no such buffer.
+TEST(StateBuffer, IsOfMoebiusAlone) {
+  PartLibrary parts;
+  const PlanMachine h200 = machine("h200");
+  Assumptions megatron;
+  megatron.system = PlanSystem::megatron;
+  for (const int64_t fit : {int64_t{0}, 100 * kGiB}) {
+    const RunSpec run = with_fit(run_on_host({"run.graph=false"}), fit);
+    EXPECT_EQ(choose_memory(parts, run, 1, h200, megatron).run.optimizer.offload_buffer, std::nullopt) << fit;
+    EXPECT_GT(choose_memory(parts, run, 1, h200, {}).run.optimizer.offload_buffer.value(), 0) << fit;
+  }
+}
+
+TEST(StateBuffer, OfAChoiceIsAppliedToARun) {
+  RunSpec run = run_on_host(), other = run_on_host({"train.steps=7"});
+  ChosenMemory{.run = with_buffer(run, 3)}.apply(other);
+  EXPECT_EQ(other.optimizer.offload_buffer, std::nullopt) << "nothing was chosen";
+  choose_memory(run, 1, {.gpu_bytes = 141 * kGiB}).apply(other);
+  EXPECT_GT(other.optimizer.offload_buffer, 10);
+  EXPECT_EQ(other.train.steps, 7);
 }
 
 TEST(StateBuffer, IsChosenOnlyWhereTheRunLeavesItAndItHelps) {
@@ -112,7 +152,7 @@ TEST(StateBuffer, IsChosenOnlyWhereTheRunLeavesItAndItHelps) {
   EXPECT_EQ(gib_for(run_on_host({"optimizer.offload=false"}), gpu), -1);
   EXPECT_EQ(gib_for(run_on_host({"run.device=cpu"}), gpu), -1);
   EXPECT_EQ(gib_for(run_on_host({"run.device=cpu", "memory.fit=1TiB"}), gpu), -1);
-  EXPECT_EQ(gib_for(run_on_host(), 0), -1) << "the memory of the GPU is not known";
+  EXPECT_EQ(gib_for(run_on_host(), {}), -1) << "the memory of the GPU is not known";
   // Without a choice the engine has no buffer.
   EXPECT_EQ(engine_bytes(run_on_host()), engine_bytes(run_on_host({"optimizer.offload_buffer=0"})));
 }
@@ -171,7 +211,16 @@ TEST(StateBuffer, CountsTheGpuOfARank) {
   EXPECT_EQ(bytes(100 * kGiB + 5, 4), 25 * kGiB);
   const FitMachines large{.gpu_bytes = 140 * kGiB}, small{.gpu_bytes = 80 * kGiB}, unknown{};
   EXPECT_EQ(common_machines({large, small}).gpu_bytes, 80 * kGiB);
-  EXPECT_EQ(common_machines({large, unknown}).gpu_bytes, 0);
+  EXPECT_EQ(common_machines({large, unknown}).gpu_bytes, std::nullopt);
+}
+
+// A rank that described other ranks' GPUs would hold contexts on them.
+TEST(StateBuffer, LeavesGpusToTheirRanks) {
+  EXPECT_EQ(fit_machine(DeviceKind::cuda, 8).gpu_bytes, std::nullopt);
+  EXPECT_EQ(ranks_of_gpu(1, 8), 1);
+  EXPECT_EQ(ranks_of_gpu(8, 8), 1);
+  EXPECT_EQ(ranks_of_gpu(8, 4), 2);
+  EXPECT_EQ(ranks_of_gpu(9, 4), 3);
 }
 
 // A search puts states on the host first. What a layout leaves of the memory is its buffer.
