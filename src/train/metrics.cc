@@ -89,20 +89,19 @@ std::vector<StepReport::PrecisionReport> read_precision(Engine& engine) {
   world.all_gather(s, tensor_of(all.data(), {world.size() * L, 5}), tensor_of(mine.data(), {L, 5}));
   std::vector<StepReport::PrecisionReport> layers;
   for (int64_t i = 0; i < L; ++i) {
-    double elements = 0;
     StepReport::PrecisionReport layer{.layer = i};
     for (int64_t rank = 0; rank < world.size(); ++rank) {
       const double* of_rank = all.data() + (rank * L + i) * 5;
       if (of_rank[0] == 0) continue;
-      elements += of_rank[0];
+      layer.elements += of_rank[0];
       layer.saturated += of_rank[1];
       layer.zeroed += of_rank[2];
       layer.scale_min = layer.scale_min == 0 ? of_rank[3] : std::min(layer.scale_min, of_rank[3]);
       layer.scale_max = std::max(layer.scale_max, of_rank[4]);
     }
-    if (elements == 0) continue;
-    layer.saturated /= elements;
-    layer.zeroed /= elements;
+    if (layer.elements == 0) continue;
+    layer.saturated /= layer.elements;
+    layer.zeroed /= layer.elements;
     layers.push_back(layer);
   }
   return layers;

@@ -40,10 +40,11 @@ struct StepReport {
     double peak_over_budget = 0;  // the most rows that any rank had to keep at a time, relative to the budget
   };
   std::optional<ExpertRowsReport> expert_rows;
-  // With log.precision, of the operands that quantising made in a layer, on all ranks: shares of the elements that are
-  // not zero, and the range of their scales (ops/quantize/quantize.h).
+  // With log.precision, of the operands that quantising made in a layer, on all ranks: the number of elements that are not
+  // zero, shares of them, and the range of their scales (ops/quantize/quantize.h).
   struct PrecisionReport {
     int64_t layer = 0;
+    double elements = 0;
     double saturated = 0, zeroed = 0, scale_min = 0, scale_max = 0;
   };
   std::vector<PrecisionReport> precision;

@@ -171,10 +171,11 @@ StepReport counted_step(Transport& world, const CountedRun& c, const ParallelSpe
 
 class LogPrecisionOnLayouts : public ::testing::TestWithParam<CountedRun> {};
 
-// With nvfp4 the layouts are those with the blocks of dW of one rank: experts are on all ranks of tp and cp. Where ranks
-// add shares, some number of nvfp4 rounds the other way, and others follow in later layers and in backward. In
-// measurements that changed shares by up to 4.5e-4. With the other recipes blocks of dW may have other tokens, which
-// changed shares by up to 4e-5. Weights or rows that count twice change them by more than 1e-3.
+// The number of elements shows whether each counts once: only a token whose experts change because of the last bits may
+// change it, by 7e-5 in measurements. With nvfp4 the layouts are those with the blocks of dW of one
+// rank: experts are on all ranks of tp and cp. Where ranks add shares, some number of nvfp4 rounds the other way, and
+// others follow in later layers and in backward, so that shares and scales are only alike. With the other recipes blocks
+// of dW may have other tokens, which changed shares by up to 4e-5 in measurements.
 TEST_P(LogPrecisionOnLayouts, HasTheSharesOfOneRank) {
   const CountedRun& c = GetParam();
   const std::unique_ptr<Transport> self = make_self_transport();
@@ -188,15 +189,17 @@ TEST_P(LogPrecisionOnLayouts, HasTheSharesOfOneRank) {
       const auto &a = got.precision[i], &b = want.precision[i];
       SCOPED_TRACE(fmt::format("layer {}", b.layer));
       EXPECT_EQ(a.layer, b.layer);
-      const double bound = c.recipe != kNv ? 1e-4 : c.adds_shares() ? 1e-3 : 1e-5;
-      EXPECT_NEAR(a.saturated, b.saturated, bound);
-      EXPECT_NEAR(a.zeroed, b.zeroed, bound);
+      EXPECT_NEAR(a.elements / b.elements, 1, 1e-3);
+      const bool is_alike = c.recipe == kNv && c.adds_shares();
+      const double bound = c.recipe == kNv ? 1e-5 : 1e-4;
+      EXPECT_NEAR(a.saturated, b.saturated, is_alike ? 0.1 * b.saturated : bound);
+      EXPECT_NEAR(a.zeroed, b.zeroed, is_alike ? 0.1 * b.zeroed : bound);
       if (c.recipe == kNv) {
         EXPECT_GT(b.saturated, 0.005);
         EXPECT_GT(b.zeroed, 0.05);
       }
       if (c.recipe != kNv && c.recipe != kTensor) continue;
-      EXPECT_NEAR(a.scale_max / b.scale_max, 1, 1e-4);
+      EXPECT_NEAR(a.scale_max / b.scale_max, 1, is_alike ? 0.2 : 1e-4);
     }
   });
 }
