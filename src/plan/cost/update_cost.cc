@@ -43,9 +43,7 @@ double update_operations(const OptimizerSpec& optimizer) {
 double host_states_bytes(const OptimizerSpec& optimizer, double owned) {
   if (!optimizer.offload) return 0;
   const double all = owned * (static_cast<double>(master_bytes(optimizer, DType::bf16)) + state_bytes(optimizer));
-  const double on_host =
-      std::max(0.0, all - optimizer.offload_buffer.value_or(0) * static_cast<double>(int64_t{1} << 30));
-  return on_host;
+  return std::max(0.0, all - optimizer.offload_buffer.value_or(0) * static_cast<double>(int64_t{1} << 30));
 }
 
 double host_update_bytes(const OptimizerSpec& optimizer, double owned) {

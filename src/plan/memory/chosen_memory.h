@@ -11,8 +11,8 @@ namespace moebius {
 struct ChosenMemory {
   RunSpec run;
   std::string text;  // what was chosen; empty if nothing was
-  std::string
-      buffer_limit;  // what limits a chosen buffer, as the provenance of its key: "memory.fit"; empty without one
+  // The limit of a chosen buffer, as the provenance of its key names it: "memory.fit" or "the memory of the GPU".
+  std::string buffer_limit;  // empty if no buffer was chosen
   void apply(RunSpec& to) const;  // sets what was chosen in this run
 };
 
