@@ -12,7 +12,7 @@ struct ChosenMemory {
   RunSpec run;
   std::string text;  // what was chosen; empty if nothing was
   // The limit of a chosen buffer, as the provenance of its key names it: "memory.fit" or "the memory of the GPU".
-  std::string buffer_limit;  // empty if no buffer was chosen
+  std::string buffer_limit;       // empty if no buffer was chosen
   void apply(RunSpec& to) const;  // sets what was chosen in this run
 };
 
