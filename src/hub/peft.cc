@@ -205,6 +205,15 @@ json target_parameters(const PeftTargets& all) {
   return std::vector<std::string>(names.begin(), names.end());
 }
 
+// With transformers 5, PEFT 0.21 turns adapters of an MoE model into those of parameters, except for attention.
+bool become_parameters(const PeftTargets& all) {
+  const auto has = [](std::string_view part) {
+    return [part](const std::string& module) { return module.find(part) != module.npos; };
+  };
+  return std::any_of(all.all_modules.begin(), all.all_modules.end(), has(".experts.")) &&
+         !std::all_of(all.modules.begin(), all.modules.end(), has(".self_attn."));
+}
+
 }  // namespace
 
 json peft_config(const LoraSpec& lora, const std::string& base_model, const PeftTargets& targets) {
@@ -218,7 +227,8 @@ json peft_config(const LoraSpec& lora, const std::string& base_model, const Peft
                  {"inference_mode", true},
                  {"r", lora.rank},
                  {"lora_alpha", number(lora.alpha)},
-                 {"lora_dropout", lora.dropout},
+                 // PEFT has no dropout for parameters, and refuses to load an adapter that asks for it.
+                 {"lora_dropout", targets.parameters.empty() && !become_parameters(targets) ? lora.dropout : 0},
                  {"bias", "none"},
                  {"fan_in_fan_out", false},
                  {"init_lora_weights", true},
@@ -226,7 +236,6 @@ json peft_config(const LoraSpec& lora, const std::string& base_model, const Peft
                  {"target_modules", target_modules(targets)}};
   if (targets.parameters.empty()) return config;
   config["target_parameters"] = target_parameters(targets);
-  config["lora_dropout"] = 0.0;  // PEFT has none for parameters, and refuses to load others
   config["peft_version"] = "0.19.0";
   for (const std::string& parameter : targets.stacked) {
     config["rank_pattern"][parameter] = 2 * lora.rank;
