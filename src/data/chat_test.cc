@@ -50,6 +50,17 @@ TEST(Chat, AConversationsColumnIsIgnoredIfThereIsAText) {
   EXPECT_EQ(read_document(R"({"text": "hi", "conversations": "c-17", "messages": null})", "a.jsonl:7").text, "hi");
 }
 
+// UltraChat repeats the first question in "prompt", and tables of several kinds of data have nulls.
+TEST(Chat, APromptWithoutACompletionIsIgnoredNextToAChat) {
+  const auto is_chat = [](const std::string& keys) {
+    const std::string line = "{" + keys + R"("messages": [{"role": "user", "content": "a"}]})";
+    return read_document(line, "a.jsonl:7").kind == Document::Kind::chat;
+  };
+  EXPECT_TRUE(is_chat(R"("prompt": "a", "prompt_id": "7", )"));
+  EXPECT_TRUE(is_chat(R"("prompt": null, "completion": null, "text": null, "input_ids": null, )"));
+  EXPECT_EQ(read_document(R"({"prompt": "a", "completion": "b", "messages": null})", "a.jsonl:7").text, "b");
+}
+
 TEST(Chat, TurnsAreFoundWithoutGenerationBlocks) {
   EXPECT_EQ(turns(kPlain, kTwoTurns), "[b</s>][d</s>]");
   EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
