@@ -63,6 +63,11 @@ const std::map<std::string, std::vector<json>>& plain_settings() {
       {"megatron_config", {nullptr}},
       {"alora_invocation_tokens", {nullptr}},
       {"arrow_config", {nullptr}},
+      {"use_bdlora", {nullptr, false}},
+      {"kasa_config", {nullptr}},
+      {"monteclora_config", {nullptr}},
+      // Others, such as "pissa" and "olora", also change the weights of the model.
+      {"init_lora_weights", {true, false, nullptr, "gaussian", "orthogonal", "eva"}},
   };
   return all;
 }
@@ -252,7 +257,9 @@ PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
   for (const SafetensorsEntry& stored : file_.entries()) {
     const bool is_a = stored.name.ends_with(kSuffixA), is_b = stored.name.ends_with(kSuffixB);
     MOEBIUS_CHECK(input, stored.name.starts_with(kPrefix) && (is_a || is_b),
-                  "adapter {}: expected tensors {}...{} and {}; got {}", dir, kPrefix, kSuffixA, kSuffixB, stored.name);
+                  "adapter {}: expected tensors {}...{} and {}; got {}; adapters of the embedding and the head are not "
+                  "supported, so merge such an adapter with PEFT",
+                  dir, kPrefix, kSuffixA, kSuffixB, stored.name);
     const std::string_view suffix = is_a ? kSuffixA : kSuffixB;
     const std::string module = stored.name.substr(kPrefix.size(), stored.name.size() - kPrefix.size() - suffix.size());
     if (layer_of_expert_adapter(module))

@@ -54,11 +54,17 @@ TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
   EXPECT_EQ(refusal(plain_config()), "");
   EXPECT_EQ(refusal("modules_to_save", json::array()), "");
   EXPECT_EQ(refusal("bias", "none"), "");
+  EXPECT_EQ(refusal("init_lora_weights", "gaussian"), "");
+  EXPECT_EQ(refusal("init_lora_weights", false), "");
   EXPECT_EQ(refusal("target_parameters", {"mlp.experts.gate_up_proj"}), "");
   const json others = {{"use_dora", true},
                        {"bias", "all"},
                        {"fan_in_fan_out", true},
                        {"modules_to_save", {"lm_head"}},
+                       {"init_lora_weights", "pissa"},
+                       {"use_bdlora", {{"nblocks", 2}}},
+                       {"kasa_config", json::object()},
+                       {"monteclora_config", json::object()},
                        {"rank_pattern", {{"q_proj", 4}}}};
   for (const auto& [key, value] : others.items())
     EXPECT_THAT(refusal(key, value), HasSubstr("adapter_config.json: " + key + " must be "));
