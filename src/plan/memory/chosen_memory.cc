@@ -9,7 +9,8 @@ namespace {
 constexpr const char* kGpu = "the memory of the GPU";
 
 ChosenMemory by_fit(MemoryFit fit) {
-  ChosenMemory chosen{.run = std::move(fit.run), .text = fit.text()};
+  ChosenMemory chosen{.text = fit.text()};  // the text names keys of fit.run
+  chosen.run = std::move(fit.run);
   if (fit.buffer) chosen.buffer_limit = fit.buffer->limit_bytes < fit.fit_bytes ? kGpu : "memory.fit";
   return chosen;
 }
