@@ -40,32 +40,42 @@ void Block::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& sa
 }
 
 void Block::forward(Step& step, Residual& residual, Saved& saved) const {
-  run_forward(step, residual, saved,
-              [&](Tensor y_TD, Tensor x_TD) { attention_->forward(step, y_TD, x_TD, *saved.attention); });
+  const auto attend = [&](Tensor y_TD, const RmsNormFwd& norm) {
+    rms_norm_fwd(step.stream, norm);
+    attention_->forward(step, y_TD, norm.y_TD, *saved.attention);
+  };
+  run_forward(step, residual, saved, attend, [&](Tensor y_TD, const RmsNormFwd& norm) {
+    rms_norm_fwd(step.stream, norm);
+    feed_forward_->forward(step, y_TD, norm.y_TD, *saved.feed_forward);
+  });
 }
 
 void Block::forward_cached(Step& step, Residual& residual, Saved& saved, const KvCache& cache,
                            const CachedRows& rows) const {
-  run_forward(step, residual, saved,
-              [&](Tensor y_TD, Tensor x_TD) { attention_->forward_cached(step, y_TD, x_TD, cache, rows); });
+  const auto attend = [&](Tensor y_TD, const RmsNormFwd& norm) {
+    attention_->forward_cached(step, y_TD, norm, cache, rows);
+  };
+  run_forward(step, residual, saved, attend, [&](Tensor y_TD, const RmsNormFwd& norm) {
+    feed_forward_->forward_normed(step, y_TD, norm, *saved.feed_forward);
+  });
 }
 
-template <class Attend>
-void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const {
+template <class Attend, class Feed>
+void Block::run_forward(Step& step, Residual& residual, Saved& saved, Attend attend, Feed feed) const {
   const int64_t T = residual.delta_TD.dim(0);
   StackScope scope(step.stack);
   saved.n1_TD.open(step.stack);
   saved.n2_TD.open_in(saved.n1_TD);  // if they are not kept: attention is the last to read n1
   saved.norm2.sum_TD.open_in(residual.buffer_TD);
   const Tensor n1_TD = saved.n1_TD.rows(0, T), n2_TD = saved.n2_TD.rows(0, T);
+  RmsNormFwd norm2;
   {
     StackScope attention(step.stack);
     const Tensor attended_TD = step.alloc({T, D_}, dtype_);
-    norm1_.forward(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1);
-    attend(attended_TD, n1_TD);
-    norm2_.forward(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
+    attend(attended_TD, norm1_.op(step, n1_TD, residual.delta_TD, residual.base_TD, saved.norm1));
+    norm2 = norm2_.op(step, n2_TD, attended_TD, saved.norm1.sum_TD.rows(0, T), saved.norm2);
   }
-  feed_forward_->forward(step, residual.delta_TD, n2_TD, *saved.feed_forward);
+  feed(residual.delta_TD, norm2);  // its first kernel is the last one that reads what attention has left on the stack
   residual.base_TD = saved.norm2.sum_TD.rows(0, T);
 }
 

@@ -54,9 +54,10 @@ class Block {
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
-  // The common code of forward() and forward_cached(); attend(y_TD, x_TD) computes the attention of the rows.
-  template <class Attend>
-  void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend) const;
+  // The common code of forward() and forward_cached(). attend(y_TD, norm) and feed(y_TD, norm) compute a half of the layer,
+  // with the norm before it.
+  template <class Attend, class Feed>
+  void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend, Feed feed) const;
   Attention::Input attention_input(Step& step, Saved& saved) const;  // valid as long as both arguments
   void recompute_attention(Step& step, Saved& saved) const;
   void attention_backward_weight(Step& step, Saved& saved) const;

@@ -21,6 +21,11 @@ class FeedForwardOf final : public LayerOf<FeedForward, Layer> {
   std::unique_ptr<Saved> declare_saved(MemoryPlan& plan, const std::string& prefix) const override {
     return Base::declare(plan, prefix + (kIsMoe ? ".moe" : ".mlp"));
   }
+  void forward_normed(Step& step, Tensor y_tD, const RmsNormFwd& norm, Saved& saved) const override {
+    if constexpr (kIsMoe) return layer_.forward_normed(step, y_tD, norm, own(saved));
+    rms_norm_fwd(step.stream, norm);
+    layer_.forward(step, y_tD, norm.y_TD, own(saved));
+  }
   void recompute(Step& step, Tensor x_tD, Saved& saved) const override { layer_.recompute(step, x_tD, own(saved)); }
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const override {
     layer_.backward_input(step, dx_tD, dy_tD, own(saved));

@@ -33,6 +33,9 @@ class FeedForward {
   // The MoE layer and its saved tensors, for metrics; null in a dense layer.
   virtual const Moe* moe() const = 0;
   virtual const Moe::Saved* moe_saved(const Saved& saved) const = 0;
+
+  // The pass of generation. x is norm.y, which this computes, before it writes to the step stack.
+  virtual void forward_normed(Step& step, Tensor y_tD, const RmsNormFwd& norm, Saved& saved) const = 0;
 };
 
 // Makes the feed-forward half of a layer of c.model. The names of its parameters begin with prefix.

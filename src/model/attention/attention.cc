@@ -29,9 +29,9 @@ class AttentionOf final : public LayerOf<Attention, Layer> {
     return layer_.backward_input(step, dy_tD, own(saved), with_dx, x);
   }
   void output(Step& step, Tensor y_tD, const Saved& saved) const override { layer_.output(step, y_tD, own(saved)); }
-  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache,
+  void forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
                       const CachedRows& rows) const override {
-    layer_.forward_cached(step, y_tD, x_tD, cache, rows);
+    layer_.forward_cached(step, y_tD, norm, cache, rows);
   }
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const override {
     layer_.declare_cache(plan, prefix, num_tokens, cache);

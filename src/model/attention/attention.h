@@ -12,6 +12,7 @@
 
 #include "memory/saved_tensor.h"
 #include "model/layer_context.h"
+#include "ops/norm/norm.h"
 
 namespace moebius {
 
@@ -60,9 +61,9 @@ class Attention {
   virtual Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Input& x) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
-  // Generation. x has this rank's rows of the runs, whose earlier tokens are cached. Adds the keys and values of the
-  // runs to the cache. The result of a run does not depend on the other runs.
-  virtual void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache,
+  // Generation. x is norm.y, which this computes: this rank's rows of the runs, whose earlier tokens are cached. Adds the
+  // keys and values of the runs to the cache. The result of a run does not depend on the other runs.
+  virtual void forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
                               const CachedRows& rows) const = 0;
   // num_tokens: U, of all sequences.
   virtual void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const = 0;

@@ -12,6 +12,7 @@
 #include "ops/attention/cached_attention.h"
 #include "ops/clamp/clamp.h"
 #include "ops/elementwise/elementwise.h"
+#include "ops/one_token/one_token.h"
 #include "ops/qk_norm/qk_norm.h"
 #include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/rope/rope.h"
@@ -99,8 +100,18 @@ void Gqa::project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL) const {
   qkv_.forward(step, qkv_TC, x_tD, qkv_bias_ ? qkv_bias_->all() : Tensor{}, {.low = low_TL});
 }
 
+void Gqa::project_normed(Step& step, Tensor qkv_TC, const RmsNormFwd& norm) const {
+  const Linear& linear = qkv_.linear();
+  const Tensor& w = linear.param().w;
+  if (tp_ == 1 && qkv_TC.dim(0) == 1 && !linear.is_quantised() && !linear.has_adapter() && w.dtype == dtype_) {
+    const Tensor bias = qkv_bias_ ? qkv_bias_->all() : Tensor{};
+    return norm_gemm(step.stream, {.c_TN = qkv_TC, .norm = norm, .w_ND = w, .bias_N = bias});
+  }
+  rms_norm_fwd(step.stream, norm);
+  project(step, qkv_TC, norm.y_TD);
+}
+
 void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
-  const int64_t T = qkv_TC.dim(0);
   StackScope scope(step.stack);
   Tensor in_TC = normed(step, qkv_TC);
   if (clip_ > 0) {
@@ -108,16 +119,20 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
     clamp_fwd(step.stream, {.y = clipped_TC, .x = in_TC, .limit = clip_});
     in_TC = clipped_TC;
   }
+  rope_fwd(step.stream, rotation(step, out, in_TC));
+}
+
+RopeFwd Gqa::rotation(const Step& step, const Qkv& out, Tensor in_TC) const {
   const bool per_head = qk_norm_ == QkNorm::per_head;
-  rope_fwd(step.stream, {.q_THd = out.q_THd,
-                         .k_TGd = out.k_TGd,
-                         .v_TGd = out.v_TGd,
-                         .qkv_TC = in_TC,
-                         .pos_T = step.batch.pos_T.rows(0, T),
-                         .cos_sin_Pd = rope_table_Pd_,
-                         .q_norm_d = per_head ? q_norm_->w : Tensor{},
-                         .k_norm_d = per_head ? k_norm_->w : Tensor{},
-                         .eps = eps_});
+  return {.q_THd = out.q_THd,
+          .k_TGd = out.k_TGd,
+          .v_TGd = out.v_TGd,
+          .qkv_TC = in_TC,
+          .pos_T = step.batch.pos_T.rows(0, in_TC.dim(0)),
+          .cos_sin_Pd = rope_table_Pd_,
+          .q_norm_d = per_head ? q_norm_->w : Tensor{},
+          .k_norm_d = per_head ? k_norm_->w : Tensor{},
+          .eps = eps_};
 }
 
 void Gqa::forward(Step& step, Tensor y_tD, Tensor x_tD, Saved& saved) const {
@@ -325,7 +340,8 @@ void Gqa::attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Te
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_TH, .sink_H = sinks_->w});
 }
 
-void Gqa::attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const {
+void Gqa::attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens,
+                        Tensor qkv_TC) const {
   const int64_t T = o_THd.dim(0);
   StackScope scope(step.stack);
   CachedAttentionFwd attention{.o_NHd = o_THd,
@@ -341,18 +357,24 @@ void Gqa::attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& c
                                .window = window_,
                                .scale = scale_};
   attention.scratch = step.alloc_bytes(CachedAttentionFwd::scratch_bytes(attention, step.stream));
-  cached_attention_fwd(step.stream, attention);
+  if (qkv_TC.empty())
+    cached_attention_fwd(step.stream, attention);
+  else
+    rotated_attention(step.stream, {.attention = attention, .rope = rotation(step, r, qkv_TC)});
   if (sinks_) attention_sink_fwd(step.stream, {.o_THd = o_THd, .lse_TH = attention.lse_NH, .sink_H = sinks_->w});
 }
 
-void Gqa::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
-  const int64_t T = x_tD.dim(0) * tp_;
+void Gqa::forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
+                         const CachedRows& rows) const {
+  const int64_t T = y_tD.dim(0) * tp_;
   StackScope scope(step.stack);
   const Tensor qkv_TC = step.alloc({T, (H_ + 2 * G_) * d_}, dtype_), o_THd = step.alloc({T, H_, d_}, dtype_);
-  project(step, qkv_TC, x_tD);
+  project_normed(step, qkv_TC, norm);
   const Qkv r = alloc_qkv(step, T);
-  split_and_rotate(step, r, qkv_TC);
-  if (rows.are_single()) attend_single(step, o_THd, r, cache, rows.max_tokens);
+  // One kernel may rotate the rows of one token and compute its attention.
+  const bool rotates_later = T == 1 && rows.are_single() && qk_norm_ != QkNorm::whole && clip_ == 0;
+  if (!rotates_later) split_and_rotate(step, r, qkv_TC);
+  if (rows.are_single()) attend_single(step, o_THd, r, cache, rows.max_tokens, rotates_later ? qkv_TC : Tensor{});
   int64_t row = 0;
   for (const CachedRun& run : rows.are_single() ? std::span<const CachedRun>{} : rows.runs) {
     const int64_t begin = run.sequence * rows.max_tokens, at = begin + run.first, end = at + run.count,

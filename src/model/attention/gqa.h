@@ -13,6 +13,7 @@
 #include "model/layers/bias.h"
 #include "model/layers/linear.h"
 #include "model/lora/adapter_rows.h"
+#include "ops/rope/rope.h"
 
 namespace moebius {
 
@@ -41,7 +42,8 @@ class Gqa {
   void backward_weight(Step& step, const Saved& saved) const;
 
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
-  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const;
+  void forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
+                      const CachedRows& rows) const;
   static std::vector<KeptTensor> kept(const Saved& saved);
 
  private:
@@ -53,12 +55,17 @@ class Gqa {
   // tensor would not be aligned.
   Qkv qkv_in(Step& step, Tensor buffer_TC) const;
   void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
+  void project_normed(Step& step, Tensor qkv_TC, const RmsNormFwd& norm) const;    // of x = norm.y, which it computes
   void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
-  // Computes the attention of one token of each sequence; positions are read from device memory.
-  void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens) const;
+  // Computes the attention of one token of each sequence; positions are read from device memory. qkv_TC: what rotates to r
+  // first; empty where r was written before.
+  void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens,
+                     Tensor qkv_TC) const;
   // Computes the attention of the queries of a run over all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
+  RopeFwd rotation(const Step& step, const Qkv& out,
+                   Tensor in_TC) const;  // in: after the norm over all heads and clipping
   // Recomputes qkv on the step stack if it is neither kept nor held since recompute().
   void project_again(Step& step, const Attention::Input& x, Saved& saved) const;
   void attend_bwd(Step& step, Saved& saved, int64_t tokens, const Attention::Input& x) const;  // dqkv from dy

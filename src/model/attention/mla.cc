@@ -460,7 +460,10 @@ void Mla::attend_cached(Step& step, Tensor o_THv, Tensor q_THd, Tensor latent_UR
 }
 
 // Latents are shared by all heads, so every rank caches all rows of them.
-void Mla::forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const {
+void Mla::forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
+                         const CachedRows& rows) const {
+  const Tensor& x_tD = norm.y_TD;
+  rms_norm_fwd(step.stream, norm);
   const int64_t t = x_tD.dim(0), T = t * tp_;
   StackScope scope(step.stack);
   const auto alloc_latent = [&](int64_t rank) {

@@ -59,7 +59,8 @@ class Mla {
 
   // The cache has the normalised latent and the rotated k_rope of each token: k_UGd is [U, 1, kv_lora_rank], v_UGd
   // [U, 1, qk_rope_head_dim]. Each call computes the keys and values of all earlier tokens from them.
-  void forward_cached(Step& step, Tensor y_tD, Tensor x_tD, const KvCache& cache, const CachedRows& rows) const;
+  void forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
+                      const CachedRows& rows) const;
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;
   static std::vector<KeptTensor> kept(const Saved& saved);
 

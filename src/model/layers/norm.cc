@@ -27,20 +27,23 @@ void Norm::declare_saved(MemoryPlan& plan, const std::string& prefix, int64_t to
 }
 
 void Norm::forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const {
+  rms_norm_fwd(step.stream, op(step, y_TD, x_TD, residual_TD, saved));
+}
+
+RmsNormFwd Norm::op(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const {
   const int64_t T = x_TD.dim(0);
   const Tensor sum_TD = saved.sum_TD.rows(0, T), rstd_T = saved.rstd_T.rows(0, T);
   if (residual_TD.empty()) {
     copy(step.stream, sum_TD, x_TD);
-    rms_norm_fwd(step.stream, {.y_TD = y_TD, .rstd_T = rstd_T, .x_TD = sum_TD, .w_D = w_.w, .eps = eps_});
-    return;
+    return {.y_TD = y_TD, .rstd_T = rstd_T, .x_TD = sum_TD, .w_D = w_.w, .eps = eps_};
   }
-  rms_norm_fwd(step.stream, {.y_TD = y_TD,
-                             .rstd_T = rstd_T,
-                             .sum_TD = sum_TD,
-                             .x_TD = x_TD,
-                             .residual_TD = residual_TD,
-                             .w_D = w_.w,
-                             .eps = eps_});
+  return {.y_TD = y_TD,
+          .rstd_T = rstd_T,
+          .sum_TD = sum_TD,
+          .x_TD = x_TD,
+          .residual_TD = residual_TD,
+          .w_D = w_.w,
+          .eps = eps_};
 }
 
 void Norm::recompute(Step& step, Tensor y_TD, const Saved& saved) const {

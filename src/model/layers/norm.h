@@ -5,6 +5,7 @@
 #include "memory/saved_tensor.h"
 #include "model/params.h"
 #include "model/step.h"
+#include "ops/norm/norm.h"
 
 namespace moebius {
 
@@ -22,6 +23,9 @@ class Norm {
 
   // saved.sum = x + residual (x alone without residual), y = norm(saved.sum).
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const;
+  // Returns the op that does the rest of forward(), for ops that fuse the norm with the product after it. Without a
+  // residual it copies x.
+  RmsNormFwd op(Step& step, Tensor y_TD, Tensor x_TD, Tensor residual_TD, Saved& saved) const;
   // Recomputes y from saved.sum.
   void recompute(Step& step, Tensor y_TD, const Saved& saved) const;
   // dresidual += the derivative w.r.t. the sum. Also adds to the gradient of the weight, which needs the same pass.

@@ -12,6 +12,7 @@ class RouterAdapter {
  public:
   // gate: the router's matrix as it was declared.
   RouterAdapter(const LayerContext& c, const ParamSpec& gate);
+  bool is_empty() const { return a_ == nullptr; }
   void forward(Step& step, Tensor logits_TE, Tensor x_TD) const;
   // dx += the derivative through the adapter. Also adds to the gradients of A and B.
   void backward(Step& step, Tensor dx_TD, Tensor dlogits_TE, Tensor x_TD) const;

@@ -50,6 +50,8 @@ class DispatchedExperts final : public RoutedExperts {
   using RoutedExperts::forward;
   void forward(Step& step, Tensor y_TD, Tensor x_TD, const Route& route, RoutedExperts::Saved& saved,
                const ConcurrentWork& concurrent) const override;
+  bool forward_token(Step& step, Tensor y_1D, Tensor x_1D, const RouteFwd& choose,
+                     RoutedExperts::Saved& saved) const override;
   // Only stores x: backward_input recomputes h, since it dispatches x anyway.
   void recompute(Step& step, Tensor x_TD, RoutedExperts::Saved& saved) const override;
   void backward_input(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD,

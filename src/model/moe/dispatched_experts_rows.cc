@@ -1,5 +1,7 @@
-// The rows of DispatchedExperts as groups for quantisation and dropout, with the tokens that they hold.
+// The rows of DispatchedExperts as groups for quantisation and dropout, with the tokens that they hold; and its pass of one
+// token, whose rows are not sorted.
 #include "model/moe/dispatched_experts.h"
+#include "ops/one_token/one_token.h"
 
 namespace moebius {
 
@@ -45,6 +47,32 @@ RowGroups DispatchedExperts::gathered(const Step& step, const Rows& rows, const 
 Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Saved& saved) const {
   if (!has_dropout_ || !step.batch.training) return {};
   return {.index_N = saved.token_index_N, .row_R = rows.token_R};
+}
+
+// A rank that has all experts moves no rows.
+bool DispatchedExperts::forward_token(Step& step, Tensor y_1D, Tensor x_1D, const RouteFwd& choose,
+                                      RoutedExperts::Saved& base) const {
+  const bool is_plain = w1_precision_.is_plain() && w2_precision_.is_plain() && w1_adapter_.is_empty() &&
+                        w2_adapter_.is_empty() && !counts_;
+  if (!is_inference_ || !is_plain || mixes_tokens_ || rows_ || split_) return false;
+  StackScope scope(step.stack);
+  const TokenExperts op{.y_1D = y_1D,
+                        .topk_1K = choose.route.topk_TK,
+                        .weight_1K = choose.route.weight_TK,
+                        .a_KF = step.alloc({choose.route.topk_TK.dim(1), F_}, dtype_),
+                        .logits_1E = choose.logits_TE,
+                        .bias_E = choose.bias_E,
+                        .x_1D = x_1D,
+                        .w1_e2FD = w1_operands_.w(step).data,
+                        .w2_eDF = w2_operands_.w(step).data,
+                        .b1_e2F = b1_ ? b1_->w : Tensor{},
+                        .b2_eD = b2_ ? b2_->w : Tensor{},
+                        .rule = choose.rule,
+                        .activation = activation_};
+  if (!takes(step.stream, op)) return false;
+  own(base).x_TD = x_1D;
+  token_experts(step.stream, op);
+  return true;
 }
 
 }  // namespace moebius

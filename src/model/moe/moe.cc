@@ -38,6 +38,17 @@ void Moe::forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const {
   shared_->add_to(step, y_TD, shared_TD, x_TD, saved.shared);
 }
 
+// One token may have its experts chosen by the kernels of the experts.
+void Moe::forward_normed(Step& step, Tensor y_TD, const RmsNormFwd& norm, Saved& saved) const {
+  if (shared_ || !router_.takes_normed(step, norm)) {
+    rms_norm_fwd(step.stream, norm);
+    return forward(step, y_TD, norm.y_TD, saved);
+  }
+  const RouteFwd choose = router_.normed_logits(step, norm, saved.router);
+  if (experts_->forward_token(step, y_TD, norm.y_TD, choose, *saved.experts)) return;
+  experts_->forward(step, y_TD, norm.y_TD, router_.choose(step, choose), *saved.experts);
+}
+
 void Moe::recompute(Step& step, Tensor x_TD, Saved& saved) const {
   saved.router.x_TD = x_TD;
   experts_->recompute(step, x_TD, *saved.experts);

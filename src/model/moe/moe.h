@@ -26,6 +26,7 @@ class Moe {
 
   // The methods of FeedForward. The route is always kept.
   void forward(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved) const;
+  void forward_normed(Step& step, Tensor y_TD, const RmsNormFwd& norm, Saved& saved) const;
   void recompute(Step& step, Tensor x_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients
   void backward_weight(Step& step, const Saved& saved) const;

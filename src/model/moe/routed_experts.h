@@ -42,6 +42,10 @@ class RoutedExperts {
   // rows, and `concurrent` with that of dy; it must not use dx.
   virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                         const ConcurrentWork& concurrent) const = 0;
+
+  // The choice of the experts of one token in generation, and forward() for it, where the GPU has kernels that do both.
+  // Elsewhere it returns false, and does nothing. choose: the arguments of the choice, without scratch.
+  virtual bool forward_token(Step&, Tensor, Tensor, const RouteFwd&, Saved&) const { return false; }
 };
 
 // Makes the routed experts of a layer of c.model. The names of their parameters begin with prefix. For a long

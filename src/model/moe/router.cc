@@ -9,6 +9,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/fill_zeros.h"
 #include "ops/gemm/gemm.h"
+#include "ops/one_token/one_token.h"
 #include "ops/routing/router_logits_few.h"
 
 namespace moebius {
@@ -161,6 +162,32 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   }
   if (step.batch.training) balance(step, saved);
   return route;
+}
+
+bool Router::takes_normed(const Step& step, const RmsNormFwd& norm) const {
+  return !step.batch.training && norm.x_TD.dim(0) == 1 && ranks_of_batch() == 1 && adapter_.is_empty();
+}
+
+RouteFwd Router::normed_logits(Step& step, const RmsNormFwd& norm, Saved& saved) const {
+  saved.x_TD = norm.y_TD;
+  StackScope scope(step.stack);
+  RouterLogitsFwd gate{.logits_TE = saved.logits_TE.rows(0, 1),
+                       .x_TD = norm.y_TD,
+                       .w_ED = gate_.w,
+                       .bias_E = logit_bias_ ? logit_bias_->all() : Tensor{}};
+  gate.scratch = step.alloc_bytes(RouterLogitsFwd::scratch_bytes(gate, step.stream));
+  norm_router_logits(step.stream, {.logits = gate, .norm = norm});
+  return {.route = first_tokens(saved.route, 1, K_),
+          .logits_TE = gate.logits_TE,
+          .bias_E = bias_ ? bias_->w : Tensor{},
+          .rule = rule(/*training=*/false, 1)};
+}
+
+Route Router::choose(Step& step, RouteFwd op) const {
+  StackScope scope(step.stack);
+  op.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(1, E_, K_, op.rule, step.stream));
+  route_fwd(step.stream, op);
+  return op.route;
 }
 
 void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const {

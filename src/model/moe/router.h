@@ -8,6 +8,7 @@
 #include "model/layer_context.h"
 #include "model/layers/bias.h"
 #include "model/lora/router_adapter.h"
+#include "ops/norm/norm.h"
 #include "ops/routing/routing.h"
 
 namespace moebius {
@@ -36,6 +37,11 @@ class Router {
   // Routes x. Fills saved.route, and returns its part for the tokens of x. In training also computes the balance losses
   // and the metrics of the micro-batch.
   Route forward(Step& step, Tensor x_TD, Saved& saved) const;
+  // The parts of forward for one token in generation, whose x is norm.y: the norm and the logits, and then the choice.
+  // takes_normed() returns whether nothing else is between them.
+  bool takes_normed(const Step& step, const RmsNormFwd& norm) const;
+  RouteFwd normed_logits(Step& step, const RmsNormFwd& norm, Saved& saved) const;
+  Route choose(Step& step, RouteFwd op) const;
   // Adds the derivative through the logits to dx. Also adds to the gradient of the gate, which has only E rows and
   // needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;

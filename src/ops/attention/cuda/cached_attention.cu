@@ -5,200 +5,25 @@
 #include "device/cuda/cuda.h"
 #include "ops/attention/attention_backends.h"
 #include "ops/attention/attention_scratch.h"
-#include "ops/cuda/cluster.h"
+#include "ops/attention/cuda/cached_pieces.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kPieceKeys = kCachedPieceKeys;
+using cached::Args;
+using cached::BlockWork;
+using cached::kMaxCluster;
+using cached::kPieceKeys;
+using cached::kThreads;
+using cached::kVec;
+using cached::RotatedRows;
+
 constexpr int kMergedAtOnce = 128;  // pieces
-constexpr int kVec = 8;             // elements of a row that a thread holds
-constexpr int kMaxCluster = 8;      // blocks: what every Hopper GPU has
 constexpr int kFewRows = 4;         // up to which clusters merge: with more of them, not all blocks run at once
 // Up to this many keys, a piece's heads are computed by more blocks: latency counts then, and L2 has all keys.
 constexpr int64_t kFewKeys = 8192;
-
-template <class T>
-struct Args {
-  T *k, *v;
-  const T *q, *k_new, *v_new;
-  T* o;
-  float* lse;
-  const int32_t *pos, *sequence;
-  float *part_o, *part_max, *part_sum;  // [N, H, pieces, d], [N, H, pieces] twice
-  int heads, kv_heads, width, num_pieces;
-  int64_t max_tokens, window;
-  float scale;
-
-  __device__ int first_seen(int p) const { return window > 0 ? max(0, p - static_cast<int>(window) + 1) : 0; }
-  __device__ int64_t part(int n, int head, int piece) const { return (int64_t{n} * heads + head) * num_pieces + piece; }
-};
-
-// Elements [c, c + kVec) of a row, 0 outside of it.
-template <bool kAligned, class T>
-struct Piece {
-  Raw<T, kVec> raw;
-  __device__ __forceinline__ void fetch_from(const T* row, int c, int, bool valid) {
-    raw = fetch<kVec>(row + c, valid);
-  }
-  __device__ __forceinline__ void get(float (&to)[kVec]) const { unpack<T>(to, raw); }
-};
-template <class T>
-struct Piece<false, T> {
-  float x[kVec];
-  __device__ __forceinline__ void fetch_from(const T* row, int c, int width, bool valid) {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[i] = valid && c + i < width ? element(row[c + i]) : 0.0f;
-  }
-  __device__ __forceinline__ void get(float (&to)[kVec]) const {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) to[i] = x[i];
-  }
-};
-
-// Where the results of a block's heads go: those of its first head, and the distances to the next.
-struct PartOf {
-  float *o, *max, *sum;
-  int64_t next_o, next;
-};
-
-// A block computes up to kHeads query heads of one kv head over one piece of a sequence's keys, [first, end). kLanes
-// threads hold a row of a key or a value; the others hold the next rows.
-template <int kLanes, int kHeads, bool kAligned, class T>
-__device__ __forceinline__ void compute_piece(const Args<T>& a, int n, int g, int chunk, int first, int end,
-                                              const PartOf& part) {
-  constexpr int kRows = kThreads / kLanes, kAhead = std::min(kAligned ? 8 : 4, kPieceKeys / kRows);
-  constexpr bool kIsOneRound = kRows * kAhead == kPieceKeys;  // then keys and values are all on their way at once
-  __shared__ float score[kHeads][kPieceKeys];
-  __shared__ float sums[kWarps][kHeads][kLanes * kVec];
-  const int shared_by = a.heads / a.kv_heads, pos = a.pos[n];
-  const int h0 = g * shared_by + chunk * kHeads, num_heads = min(kHeads, shared_by - chunk * kHeads);
-  const int64_t base = int64_t{a.sequence[n]} * a.max_tokens;
-  const T *k_new = a.k_new + (int64_t{n} * a.kv_heads + g) * a.width,
-          *v_new = a.v_new + (int64_t{n} * a.kv_heads + g) * a.width;
-  const auto cached = [&](T* cache, int j) { return cache + ((base + j) * a.kv_heads + g) * a.width; };
-  if (chunk == 0 && end == pos + 1) {
-    for (int c = threadIdx.x; c < a.width; c += kThreads) {
-      cached(a.k, pos)[c] = k_new[c];
-      cached(a.v, pos)[c] = v_new[c];
-    }
-  }
-  const int lane = threadIdx.x % kLanes, row = threadIdx.x / kLanes, c = lane * kVec;
-  const bool in_row = c < a.width;
-  // Several rows of the keys, or of the values, from the piece's row i0 on, are on their way at once.
-  using Ahead = Piece<kAligned, T>[kAhead];
-  const auto fetch_rows = [&](Ahead& ahead, T* cache, const T* newest, int i0) {
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int j = first + i0 + u * kRows + row;
-      const bool valid = j < end && in_row;
-      ahead[u].fetch_from(valid && j < pos ? cached(cache, j) : newest, in_row ? c : 0, a.width, valid);
-    }
-  };
-  // Visits the piece's rows, of which the first are in `ahead`. The body gets the index in the piece, whether it is a
-  // key, and its elements.
-  const auto for_rows = [&](Ahead& ahead, T* cache, const T* newest, auto&& body) {
-    for (int i0 = 0; i0 < end - first; i0 += kRows * kAhead) {
-      if (i0 > 0) fetch_rows(ahead, cache, newest, i0);
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        if (i0 + u * kRows >= end - first) break;  // for all threads of the block
-        float x[kVec];
-        ahead[u].get(x);
-        const int i = i0 + u * kRows + row;
-        body(i, first + i < end, x);
-      }
-    }
-  };
-
-  Ahead keys, values;
-  fetch_rows(keys, a.k, k_new, 0);
-  if constexpr (kIsOneRound) fetch_rows(values, a.v, v_new, 0);
-  float q[kHeads][kVec];
-#pragma unroll
-  for (int r = 0; r < kHeads; ++r) {
-    Piece<kAligned, T> x;
-    const bool valid = r < num_heads && in_row;
-    x.fetch_from(a.q + (int64_t{n} * a.heads + (r < num_heads ? h0 + r : h0)) * a.width, in_row ? c : 0, a.width,
-                 valid);
-    x.get(q[r]);
-  }
-  for_rows(keys, a.k, k_new, [&](int i, bool is_key, const float(&k)[kVec]) {
-#pragma unroll
-    for (int r = 0; r < kHeads; ++r) {
-      float sum = 0;
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) sum += q[r][e] * k[e];
-#pragma unroll
-      for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-      if (lane == 0 && is_key) score[r][i] = sum * a.scale;
-    }
-  });
-  __syncthreads();
-
-  // A warp turns the scores of a head into e^(score - max).
-  for (int r = threadIdx.x / 32; r < num_heads; r += kWarps) {
-    float max = -INFINITY, sum = 0;
-    for (int i = threadIdx.x % 32; i < end - first; i += 32) max = fmaxf(max, score[r][i]);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
-    for (int i = threadIdx.x % 32; i < end - first; i += 32) sum += score[r][i] = expf(score[r][i] - max);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) {
-      part.max[r * part.next] = max;
-      part.sum[r * part.next] = sum;
-    }
-  }
-  __syncthreads();
-
-  float out[kHeads][kVec] = {};
-  if constexpr (!kIsOneRound) fetch_rows(values, a.v, v_new, 0);
-  for_rows(values, a.v, v_new, [&](int i, bool is_key, const float(&v)[kVec]) {
-    if (!is_key) return;
-#pragma unroll
-    for (int r = 0; r < kHeads; ++r) {
-      const float p = r < num_heads ? score[r][i] : 0.0f;
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) out[r][e] += p * v[e];
-    }
-  });
-#pragma unroll
-  for (int r = 0; r < kHeads; ++r) {
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-#pragma unroll
-      for (int step = 16; step >= kLanes; step /= 2) out[r][e] += __shfl_xor_sync(0xffffffffu, out[r][e], step);
-      if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][r][c + e] = out[r][e];
-    }
-  }
-  __syncthreads();
-  for (int r = 0; r < num_heads; ++r) {
-    float* to = part.o + r * part.next_o;
-    for (int x = threadIdx.x; x < a.width; x += kThreads) {
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += sums[w][r][x];
-      to[x] = sum;
-    }
-  }
-}
-
-// A block has a piece of a row's keys, and up to kHeads heads of one kv head.
-template <int kHeads>
-struct BlockWork {
-  int piece, n, g, chunk, h0, num_heads;
-  template <class T>
-  __device__ explicit BlockWork(const Args<T>& a) : piece(blockIdx.x), n(blockIdx.z) {
-    const int shared_by = a.heads / a.kv_heads, chunks = (shared_by + kHeads - 1) / kHeads;
-    g = blockIdx.y / chunks;
-    chunk = blockIdx.y % chunks;
-    h0 = g * shared_by + chunk * kHeads;
-    num_heads = min(kHeads, shared_by - chunk * kHeads);
-  }
-};
 
 template <int kLanes, int kHeads, bool kAligned, class T>
 __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
@@ -209,7 +34,8 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
   const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos + 1);
   if (first >= end) return;
   const int64_t at = a.part(w.n, w.h0, w.piece);
-  compute_piece<kLanes, kHeads, kAligned>(a, w.n, w.g, w.chunk, first, end,
+  RotatedRows<T> newest;
+  compute_piece<kLanes, kHeads, kAligned>(a, newest, w.n, w.g, w.chunk, first, end,
                                           {.o = a.part_o + at * a.width,
                                            .max = a.part_max + at,
                                            .sum = a.part_sum + at,
@@ -217,66 +43,9 @@ __global__ void __launch_bounds__(kThreads) piece_kernel(Args<T> a) {
                                            .next = a.num_pieces});
 }
 
-// Puts a block's keys and values of earlier passes on their way to the L2 cache. Their addresses are those of the position
-// and the sequence in memory, which an earlier kernel may still change: then these are other rows of the cache. The reads
-// are not kept in L1, where those after the wait would find old values (ops/cuda/early_launch.h).
-template <int kHeads, class T>
-__device__ __forceinline__ void prefetch_cache(const Args<T>& a, const BlockWork<kHeads>& w) {
-  constexpr int kLine = 128 / int{sizeof(T)};
-  const int lines = (a.width + kLine - 1) / kLine;
-  const int64_t base = int64_t{__ldcg(a.sequence + w.n)} * a.max_tokens;
-  const int pos = __ldcg(a.pos + w.n);
-  const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos);
-  for (int i = threadIdx.x; i < (end - first) * lines; i += kThreads) {
-    const int64_t at = ((base + first + i / lines) * a.kv_heads + w.g) * a.width + i % lines * kLine;
-    prefetch_line(a.k + at);
-    prefetch_line(a.v + at);
-  }
-}
-
-// The same where a cluster has all pieces of its heads: its blocks merge them from each other's shared memory, in order,
-// with the bits of merge_pieces_kernel.
 template <int kLanes, int kHeads, bool kAligned, class T>
 __global__ void __launch_bounds__(kThreads) merged_pieces_kernel(Args<T> a) {
-  constexpr int kWidth = kLanes * kVec;
-  __shared__ float part_o[kHeads][kWidth], part_max[kHeads], part_sum[kHeads];
-  const BlockWork<kHeads> w(a);
-  let_next_start();
-  prefetch_cache(a, w);
-  wait_for_inputs();
-  const int pos = a.pos[w.n];
-  const int first = max(w.piece * kPieceKeys, a.first_seen(pos)), end = min((w.piece + 1) * kPieceKeys, pos + 1);
-  if (first < end)
-    compute_piece<kLanes, kHeads, kAligned>(
-        a, w.n, w.g, w.chunk, first, end,
-        {.o = part_o[0], .max = part_max, .sum = part_sum, .next_o = kWidth, .next = 1});
-  cluster_sync();
-  const int begin_piece = a.first_seen(pos) / kPieceKeys, end_piece = pos / kPieceKeys + 1;
-  for (int i = w.piece * kThreads + static_cast<int>(threadIdx.x); i < w.num_heads * a.width;
-       i += a.num_pieces * kThreads) {
-    const int r = i / a.width, c = i - r * a.width;
-    float own_max[kMaxCluster], own_sum[kMaxCluster], own_o[kMaxCluster];
-    float max = -INFINITY, sum = 0, o = 0;
-#pragma unroll
-    for (int p = 0; p < kMaxCluster; ++p) {
-      const bool is_seen = begin_piece <= p && p < end_piece;
-      own_max[p] = is_seen ? load_of_block(&part_max[r], p) : -INFINITY;
-      own_sum[p] = is_seen ? load_of_block(&part_sum[r], p) : 0.0f;
-      own_o[p] = is_seen ? load_of_block(&part_o[r][c], p) : 0.0f;
-      max = fmaxf(max, own_max[p]);
-    }
-#pragma unroll
-    for (int p = 0; p < kMaxCluster; ++p) {
-      if (p < begin_piece || p >= end_piece) continue;
-      const float weight = expf(own_max[p] - max);
-      sum += weight * own_sum[p];
-      o += weight * own_o[p];
-    }
-    const int64_t row = int64_t{w.n} * a.heads + w.h0 + r;
-    set(a.o[row * a.width + c], o / sum);
-    if (c == 0) a.lse[row] = max + logf(sum);
-  }
-  cluster_sync();  // the others have read this block's part
+  merged_pieces<kLanes, kHeads, kAligned>(a, RotatedRows<T>{});
 }
 
 // A block owns a head of a row, and merges its pieces in order.
