@@ -68,7 +68,7 @@ class TurnFinder {
     if (until.size() >= begin && text_.starts_with(until)) return until.size();
     const jinja::Value* calls = chat_.messages[i].dict().find(std::string("tool_calls"));
     const bool has_calls = calls != nullptr && !(calls->is_list() && calls->items().empty());
-    return has_calls ? end_of_calls(i, begin) : end_of_content(i, begin);
+    return has_calls ? end_of_calls(i, begin, until) : end_of_content(i, begin);
   }
 
   size_t end_of_content(size_t i, size_t begin) const {
@@ -80,16 +80,24 @@ class TurnFinder {
     return text_.compare(content->end, token.size(), token) == 0 ? content->end + token.size() : content->end;
   }
 
-  // Calls of tools follow the content, and the end-of-text token follows the calls.
-  size_t end_of_calls(size_t i, size_t begin) const {
+  // Calls of tools follow the content. They end where the text up to the next content is that of a chat which ends with
+  // the next message; otherwise the end-of-text token follows them.
+  size_t end_of_calls(size_t i, size_t begin, const std::string& until) const {
     const std::optional<Content> next = content_of(i + 1);
+    if (!next || next->begin <= begin) fail_at_calls(i);
+    const std::string with_next = template_.render(chat_, i + 2, false).text;
+    const std::string_view text(text_),
+        after = std::string_view(with_next).substr(std::min(until.size(), with_next.size()));
+    for (size_t end = next->begin; end > begin && with_next.starts_with(until); --end)
+      if (until.ends_with(text.substr(begin, end - begin)) && after.starts_with(text.substr(end, next->begin - end)))
+        return end;
     const std::string& token = template_.eos_token();
-    const size_t at = next && !token.empty() && begin < next->begin
-                          ? std::string_view(text_).substr(0, next->begin).rfind(token)
-                          : std::string::npos;
-    if (at == std::string::npos || at < begin)
-      fail(i, "that prints its calls of tools in another way when messages follow");
+    const size_t at = token.empty() ? text.npos : text.substr(0, next->begin).rfind(token);
+    if (at == text.npos || at < begin) fail_at_calls(i);
     return at + token.size();
+  }
+  [[noreturn]] void fail_at_calls(size_t i) const {
+    fail(i, "that prints its calls of tools in another way when messages follow");
   }
 
   // The place of a message's content: the text around it is the same for any content.

@@ -101,6 +101,10 @@ TEST(Chat, TurnsWithCallsWhoseThoughtsLaterQuestionsRemove) {
   EXPECT_EQ(turns(text, line(R"("content": "x", )")), "[x(f)</s>][b</s>][[t]d</s>]");
   EXPECT_EQ(turns(text, line(R"("content": "", )")), "[(f)</s>][b</s>][[t]d</s>]");
   EXPECT_EQ(turns(text, line("")), "[(f)</s>][b</s>][[t]d</s>]");
+  // Calls may end with a token of their own, as with gpt-oss.
+  std::string other = text;
+  other.replace(other.find("{% endfor %}</s>"), 16, "{% endfor %}{{ '</call>' if m.tool_calls else '</s>' }}");
+  EXPECT_EQ(turns(other, line(R"("content": "x", )")), "[x(f)</call>\n][b</s>][[t]d</s>]");
   expect_error(ErrorKind::input, "that prints the messages before it in another way", [&] {
     turns(text,
           R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x", "thinking": "t"},
