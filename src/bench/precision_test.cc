@@ -90,7 +90,7 @@ TEST(BenchPrecision, TimesActivationsInEightBits) {
   EXPECT_GT(line_of(bench, "experts").quantised.backward_input_ms, 0);
 }
 
-// What a run refuses is refused here too, with the same texts.
+// Shapes and patterns that a run refuses are refused here too, with the same texts.
 TEST(BenchPrecision, ShapesAndPatternsAreCheckedAsInARun) {
   const auto refused = [](const std::vector<std::string>& overrides, const char* text) {
     expect_error(ErrorKind::usage, text, [&] { bench_precision(run_of(overrides), 1); });

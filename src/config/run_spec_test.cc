@@ -114,6 +114,8 @@ TEST(Parse, ErrorsNameTheKeyTheExpectationAndThePlace) {
                 HasSubstr("each for all layers or as \"norm:0-3,7\" for some"))
         << range;
   EXPECT_THAT(parse_error({"memory.recompute=[\"norm\", \"norm:0-1\"]"}), HasSubstr("without repeats"));
+  EXPECT_EQ(parse({"memory.recompute=[\"norm:0-1,2\"]"}).memory.recompute,
+            parse({"memory.recompute=[\"norm:0-2\"]"}).memory.recompute);
   EXPECT_THAT(parse_error({"memory.recompute=[\"moe_act\"]"}),
               HasSubstr("; outputs of the experts' activation are never kept, so there is nothing to name"));
   EXPECT_THAT(parse_error({"memory.recompute=full"}), HasSubstr("; here that is \"layer\""));
