@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "config/recipe/memory_keys.h"
+#include "plan/memory/chosen_memory.h"
 #include "plan/predict.h"
 #include "plan/testing.h"
 
@@ -43,6 +45,29 @@ TEST(PlansOfMegatron, RecomputedLayersFreeNoMoreThanThereIs) {
   EXPECT_GT(none.of(Life::rows), 0);
   EXPECT_LT(all.of(Life::rows), none.of(Life::rows));
   EXPECT_LT(all.total(), none.total());
+}
+
+// A layout that a search finds for Megatron Core in memory.fit fits by its keys too: its stages share one peak, and
+// those of Moebius need more.
+TEST(PlansOfMegatron, FitTheMemoryThatASearchFits) {
+  PartLibrary parts;
+  const Assumptions megatron = parse_assumptions({"system=megatron"});
+  const PlanMachine m = machine("h100");
+  const std::string layer = "memory.recompute=[\"layer\"]";
+  const auto chosen = [&](std::vector<std::string> set, const Assumptions& assume) {
+    for (const char* key : {"parallel.pp=4", "parallel.vpp=4", "parallel.dispatcher=auto", "train.global_batch=64"})
+      set.emplace_back(key);
+    return choose_memory(parts, recipe("bench_olmoe_1b_7b.toml", set), 4, m, assume);
+  };
+  const int64_t bytes = predict(parts, chosen({layer}, megatron).run, 4, m, megatron).fullest_rank().total();
+  const std::string fit = "memory.fit=" + exact_bytes_text(bytes), less = "memory.fit=" + exact_bytes_text(bytes - 1);
+  EXPECT_NO_THROW(chosen({layer, fit}, megatron));
+  EXPECT_THAT(refused([&] { chosen({layer, fit}, {}); }), testing::HasSubstr("a rank needs "));
+  EXPECT_THAT(refused([&] { chosen({layer, less}, megatron); }), testing::HasSubstr("a rank of Megatron Core needs "));
+  EXPECT_THAT(refused([&] {
+                chosen({fit, "memory.recompute=auto"}, megatron);
+              }),
+              testing::HasSubstr("memory.recompute = \"auto\" chooses for the memory of Moebius"));
 }
 
 }  // namespace
