@@ -1,7 +1,7 @@
 # The tests under the address and undefined-behaviour sanitizers: `ninja asan` builds them, `ctest -L asan` runs them.
 #
-# Library and commands are compiled once more, instrumented, in batches (batches.cmake), for the CPU alone. The objects of the tests are those of the build
-# beside: what a sanitizer looks for is in the library. Its archive comes first when a program is linked, and whole, so that of
+# The library and the commands are compiled once more, instrumented and in batches (batches.cmake), for the CPU alone.
+# The objects of the tests are those of the build beside: what a sanitizer looks for is in the library. Its archive comes first when a program is linked, and whole, so that of
 # each inline function the instrumented body is the one that is kept.
 #
 # moebius_asan_twin(TARGET OBJECTS LIBRARY...) makes asan/<folder of TARGET>/TARGET of the objects of TARGET and of the object

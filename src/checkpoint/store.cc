@@ -60,8 +60,8 @@ auto with_memory_advice(const Body& body) {
     return body();
   } catch (const std::bad_alloc&) {
     MOEBIUS_FAIL(usage,
-                 "out of memory of the host; free some, or raise its limits (ulimit -v, those of the container); with "
-                 "checkpoint.async = false a save makes no copy");
+                 "out of memory of the host; free some, or raise its limits (ulimit -v, those of the container); if "
+                 "checkpoint.async is true, false saves without a copy");
   }
 }
 

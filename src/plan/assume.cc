@@ -98,10 +98,11 @@ PlanLoad measured_load(const std::string& path) {
     for (const auto& layer : layers)
       load.measured.push_back(rows_of_experts(layer, fmt::format("{}:{}", path, number)));
   }
-  MOEBIUS_CHECK(input, load.busiest_expert >= 1,
-                "--assume load: {} has no train record with expert_load_max_over_mean from 1 on; expected a run's "
-                "metrics.jsonl",
-                path);
+  MOEBIUS_CHECK(
+      input, load.busiest_expert >= 1,
+      "--assume load: {} has no train record with an expert_load_max_over_mean of at least 1; expected a run's "
+      "metrics.jsonl",
+      path);
   return load;
 }
 

@@ -214,7 +214,7 @@ TEST(Assumptions, InvalidRowsOfExpertsNameTheirLine) {
   }
   std::ofstream(path) << R"({"expert_load_max_over_mean": 0.5})";
   EXPECT_THAT(refused([&] { parse_assumptions({"load=" + path}); }, ErrorKind::input),
-              testing::HasSubstr("no train record with expert_load_max_over_mean from 1 on"));
+              testing::HasSubstr("no train record with an expert_load_max_over_mean of at least 1"));
 }
 
 TEST(Assumptions, InvalidLoadErrorListsTheChoices) {

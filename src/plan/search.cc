@@ -429,7 +429,7 @@ std::string Search::reason_of_none() const {
   others.named.schedule = {};
   others.named.cp_comm = {};
   if (!search_space(run_, ranks_, others).empty())
-    return "others are, but with other values of the keys that --set names";
+    return "only layouts with other values of the keys that --set names are valid";
   return fmt::format("train.global_batch = {} must be a multiple of micro_batch * dp, and dp = ranks / (tp cp pp)",
                      run_.train.global_batch);
 }

@@ -17,7 +17,7 @@ RankFailure caught_failure() {
   } catch (const Error& e) {
     return {.what = e.what(), .distributed = e.kind() == ErrorKind::distributed, .kind = e.kind()};
   } catch (const std::bad_alloc&) {
-    return {.what = "out of memory; raise the limits of its memory (ulimit -v, those of the container)"};
+    return {.what = "out of memory; raise the memory limits of this rank (ulimit -v, those of the container)"};
   } catch (const std::exception& e) {
     return {.what = e.what()};
   } catch (...) {

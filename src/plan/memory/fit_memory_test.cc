@@ -75,8 +75,7 @@ TEST(FitMemory, ChosenSetFitsTheEngine) {
   }
 }
 
-// A layer does not keep the tensors that it recomputes, so it does not offload them either.
-// The text names layers too, where only some are recomputed.
+// Where only some layers are recomputed, the text names them.
 TEST(FitMemory, TextHasTheKeysOfTheChosenRun) {
   RunSpec run = load_run_spec(kRecipes + "qwen3_30b_a3b_one_gpu.toml", {"memory.fit=139GiB"});
   ASSERT_FALSE(run.memory.recompute.ranges.empty());
@@ -86,6 +85,7 @@ TEST(FitMemory, TextHasTheKeysOfTheChosenRun) {
                                       "optimizer.offload_buffer = "));
 }
 
+// A layer does not keep the tensors that it recomputes, so it does not offload them either.
 TEST(FitMemory, RecomputedTensorsAreNotOffloaded) {
   const OffloadSpec both{.layer_input = true, .tensors = {.attention = true, .mlp = true}};
   MemorySpec memory{.recompute = {.mlp = true}, .offload = both};

@@ -105,7 +105,7 @@ TEST(NamedLayouts, NamesTheReasonForNoLayout) {
     return refused([&] { search(parts, recipe("moe_one_gpu.toml", set), ranks, machine("h100"), {}, {}); });
   };
   EXPECT_THAT(refusal({"parallel.dispatcher=alltoall", "run.graph=false"}, 1),
-              HasSubstr("others are, but with other values of the keys that --set names; --set keeps "
+              HasSubstr("only layouts with other values of the keys that --set names are valid; --set keeps "
                         "parallel.dispatcher = \"alltoall\": leave some of it out"));
   EXPECT_THAT(refusal({"train.global_batch=5"}, 13),
               HasSubstr("train.global_batch = 5 must be a multiple of micro_batch * dp"));
