@@ -1,7 +1,7 @@
 # The tests under the address and undefined-behaviour sanitizers: `ninja asan` builds them, `ctest -L asan` runs them.
 #
-# Library and commands are compiled once more, instrumented, for the CPU alone. The objects of the tests are those of the build
-# beside: what a sanitizer looks for is in the library. Its archive comes first when a program is linked, and whole, so that of
+# The library and the commands are compiled once more, instrumented and in batches (batches.cmake), for the CPU alone.
+# The objects of the tests are those of the build beside: what a sanitizer looks for is in the library. Its archive comes first when a program is linked, and whole, so that of
 # each inline function the instrumented body is the one that is kept.
 #
 # moebius_asan_twin(TARGET OBJECTS LIBRARY...) makes asan/<folder of TARGET>/TARGET of the objects of TARGET and of the object
@@ -36,16 +36,23 @@ set(checks_by_call $<$<CXX_COMPILER_ID:GNU>:SHELL:--param asan-instrumentation-w
 set(cold ${sources})
 list(FILTER cold EXCLUDE REGEX "/src/(comm|data|ops|tokenizer)/")
 list(REMOVE_ITEM sources ${cold})
+moebius_batches(cold cold_asan 8 ${cold})
+# Kernels have the same short names in most of their files, and little of their time goes to headers.
+set(kernels ${sources})
+list(FILTER kernels INCLUDE REGEX "/src/ops/.*cpu/")
+list(REMOVE_ITEM sources ${kernels})
+moebius_batches(sources lib_asan 4 ${sources})
+moebius_batches(commands cli_asan 3 ${MOEBIUS_CLI_SOURCES})
 moebius_asan_library(moebius_cold_asan OBJECT ${cold})
 target_compile_options(moebius_cold_asan PRIVATE ${checks_by_call})
 moebius_precompile(moebius_cold_asan ${MOEBIUS_COMMON_HEADERS})
 
-moebius_asan_library(moebius_lib_asan STATIC ${sources} $<TARGET_OBJECTS:moebius_cold_asan>)
+moebius_asan_library(moebius_lib_asan STATIC ${sources} ${kernels} $<TARGET_OBJECTS:moebius_cold_asan>)
 moebius_precompile(moebius_lib_asan ${MOEBIUS_COMMON_HEADERS})
 if(MOEBIUS_HAS_MPI)
   target_link_libraries(moebius_lib_asan PUBLIC $<LINK_ONLY:MPI::MPI_CXX>)
 endif()
-moebius_asan_library(moebius_cli_asan STATIC ${MOEBIUS_CLI_SOURCES})
+moebius_asan_library(moebius_cli_asan STATIC ${commands})
 target_compile_options(moebius_cli_asan PRIVATE ${checks_by_call})
 moebius_precompile(moebius_cli_asan ${MOEBIUS_COMMON_HEADERS})
 target_link_libraries(moebius_cli_asan PUBLIC moebius_lib_asan)

@@ -52,17 +52,45 @@ REFUSED = [
 ]
 
 
-def build(folder, configuration, arguments=()):
-    """Returns the output of `./dev build` in a folder of its own, where only CUDA_HOME has an nvcc."""
+# Writes what a ctest reports: six tests, of which one fails and one is skipped. Two of them are processes that share tests:
+# one passes with a skipped test, and in the other two tests fail.
+CTEST = """#!/bin/sh
+while [ "$1" != --output-junit ]; do shift; done
+mkdir -p build/log/release
+echo '<testsuite name="a" tests="6" failures="1" disabled="0" skipped="1">' >"$2"
+cat >build/log/release/a.1.xml <<'T'
+<testsuites tests="3" failures="0" disabled="0" errors="0">
+  <testsuite name="A" tests="3" failures="0" disabled="0" skipped="1" errors="0">
+    <testcase name="One" status="run" result="completed" classname="A" />
+    <testcase name="Two" status="run" result="completed" classname="A" />
+    <testcase name="Three" status="run" result="skipped" classname="A">
+      <skipped message="no GPU"><![CDATA[no GPU]]></skipped>
+    </testcase>
+T
+cat >build/log/release/a.2.xml <<'T'
+<testsuites tests="4" failures="2" disabled="0" errors="0">
+  <testsuite name="A" tests="4" failures="2" disabled="0" skipped="0" errors="0">
+    <testcase name="Four" status="run" result="completed" classname="A">
+    <testcase name="Five" status="run" result="completed" classname="A">
+    <testcase name="Six" status="run" result="completed" classname="A" />
+    <testcase name="Seven" status="run" result="completed" classname="A" />
+T
+exit 8
+"""
+
+
+def build(folder, configuration, arguments=("build",), more=None):
+    """Returns the output of `./dev` in a folder of its own, where only CUDA_HOME has an nvcc. more: variables."""
     folder = pathlib.Path(folder)
     shutil.copy(DEV, folder / "dev")
     for name, text in [("cmake", CMAKE.format(configuration)), ("ninja", "#!/bin/sh\n"), ("g++", "#!/bin/sh\n"),
-                       ("python3", PYTHON)]:
+                       ("python3", PYTHON), ("ctest", CTEST)]:
         write_program(folder / "bin" / name, text)
     write_program(folder / "toolkit" / "bin" / "nvcc", "#!/bin/sh\n")
     env = dict(os.environ, PATH=f"{folder / 'bin'}:/usr/bin:/bin", CUDA_HOME=str(folder / "toolkit"))
     env.pop("MOEBIUS_SETUP", None)
-    ran = subprocess.run([folder / "dev", "build", *arguments], env=env, capture_output=True, text=True, check=False)
+    env.update(more or {})
+    ran = subprocess.run([folder / "dev", *arguments], env=env, capture_output=True, text=True, check=False)
     return ran.stdout + ran.stderr
 
 
@@ -79,7 +107,7 @@ def check_wheels():
     """The headers are requested if CUDA_HOME has an nvcc, unless CUDA is off."""
     with tempfile.TemporaryDirectory() as auto, tempfile.TemporaryDirectory() as off:
         build(auto, "")
-        build(off, "", ["--cuda", "off"])
+        build(off, "", ["build", "--cuda", "off"])
         asked = [(pathlib.Path(folder) / "build" / "asked").exists() for folder in (auto, off)]
     if asked != [True, False]:
         print(f"the headers of cuDNN's frontend: expected to be asked for with CUDA alone; got {asked}")
@@ -99,6 +127,16 @@ def check_refused(arguments, expected):
     if not good:
         print(f"{arguments}: expected '{expected}'; got {ran.returncode}, '{ran.stdout + ran.stderr}'")
     return good
+
+
+def check_counts():
+    """The tests of a process that left a report count one by one."""
+    expected = "7 passed, 2 failed, 2 skipped"
+    with tempfile.TemporaryDirectory() as folder:
+        said = build(folder, "", ["test", "--fast"], {"MOEBIUS_SETUP": "skip"}).splitlines()
+    if said[-1:] != [expected]:
+        print(f"the count of tests: expected '{expected}'; got {said}")
+    return said[-1:] == [expected]
 
 
 def check_bare_root():
@@ -166,7 +204,7 @@ def check_workloads():
 
 def main():
     results = [*(check(*case) for case in CASES), check_wheels(), *(check_refused(*case) for case in REFUSED),
-               check_workloads(), check_bare_root(), check_bare_stopped()]
+               check_workloads(), check_counts(), check_bare_root(), check_bare_stopped()]
     print(f"dev: {sum(results)} of {len(results)} cases right")
     sys.exit(not all(results))
 

@@ -122,10 +122,11 @@ struct StepBench {
   double datasheet_tflops = 0, roofline_s = 0;
   Ceilings ceilings;
   double first_loss = 0, last_loss = 0;  // the first is log(vocabulary), up to the noise of the initial weights
-  int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;  // predicted: on a GPU, before the plan is bound
-  std::map<std::string, OpTotal> ops;                              // totals over all timed steps, with profile
-  std::string fallback_kernels;  // the ops that use fallback kernels, as Engine reports them
-  std::string masters_hash;      // XXH3-128 of the master weights after the last step, if `hash`
+  // Memory of the GPU, or else of the host. predicted: on a GPU, before the plan is bound.
+  int64_t planned_bytes = 0, predicted_bytes = 0, peak_bytes = 0;
+  std::map<std::string, OpTotal> ops;  // totals over all timed steps, with profile
+  std::string fallback_kernels;        // the ops that use fallback kernels, as Engine reports them
+  std::string masters_hash;            // XXH3-128 of the master weights after the last step, if `hash`
   // With optimizer.offload: bytes of masters and moments that an update moves each way, and on a GPU the time that
   // this took in the last step.
   int64_t states_bytes = 0;

@@ -248,6 +248,16 @@ TEST(BenchStep, WeightsInEightBitsGiveTheSameBits) {
   EXPECT_EQ(eight_bits.masters_hash, compute.masters_hash);
 }
 
+TEST(BenchStep, PlannedMemoryOfAGpuIsWithoutStatesOnTheHost) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  RunSpec run = testing::tiny_run();
+  run.device = DeviceKind::cuda;
+  const int64_t resident = bench_step(run, {.steps = 1}).planned_bytes;
+  run.optimizer.offload = true;
+  run.optimizer.offload_buffer = 0;
+  EXPECT_LT(bench_step(run, {.steps = 1}).planned_bytes, resident);
+}
+
 TEST(Bench, DatasheetRatesOfHopperGpusAreKnown) {
   EXPECT_EQ(datasheet_tflops("NVIDIA H200"), 989.4);
   EXPECT_EQ(datasheet_tflops("NVIDIA H100 80GB HBM3"), 989.4);

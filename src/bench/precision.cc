@@ -7,6 +7,7 @@
 #include "bench/timing.h"
 #include "device/gpu_limits.h"
 #include "model/catalog.h"
+#include "model/gpu_products.h"
 #include "model/layers/linear.h"
 #include "model/layers/precision_of.h"
 #include "model/moe/chunked_experts.h"
@@ -291,6 +292,8 @@ PrecisionBench bench_precision(const RunSpec& asked, int64_t runs) {
       "bench precision: expected a recipe with train.global_batch a multiple of train.micro_batch; got {} and "
       "{}",
       run.train.global_batch, run.train.micro_batch);
+  check_keep(ModelCatalog(run.model, run.model.num_mtp_layers > 0), run.precision.keep);
+  check_quantised_products(run.model, run.precision, run.lora, run.device);
   const std::vector<Timed> products = timed_products(run);
   MOEBIUS_CHECK(usage, !std::ranges::all_of(products, &Timed::is_kept),
                 "bench precision: expected products to quantise; precision.keep names every product; remove patterns");

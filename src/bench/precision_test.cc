@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "io/testing.h"
+
 namespace moebius {
 namespace {
 
@@ -86,6 +88,16 @@ TEST(BenchPrecision, TimesActivationsInEightBits) {
   EXPECT_EQ(bench.micro_batches, 2);
   EXPECT_GT(line_of(bench, "experts").quantised.total_ms(), 0);
   EXPECT_GT(line_of(bench, "experts").quantised.backward_input_ms, 0);
+}
+
+// Shapes and patterns that a run refuses are refused here too, with the same texts.
+TEST(BenchPrecision, ShapesAndPatternsAreCheckedAsInARun) {
+  const auto refused = [](const std::vector<std::string>& overrides, const char* text) {
+    expect_error(ErrorKind::usage, text, [&] { bench_precision(run_of(overrides), 1); });
+  };
+  refused({"precision.recipe=nvfp4", "model.moe_intermediate_size=33"},
+          "stores two elements in a byte, so model.layers.*.mlp.experts.down_proj needs even rows and columns");
+  refused({"precision.recipe=mxfp8", "precision.keep=[\"*.q_prj.*\"]"}, "precision.keep: expected patterns");
 }
 
 TEST(BenchPrecision, KeptProductsAreTimedOnce) {

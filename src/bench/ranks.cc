@@ -45,7 +45,7 @@ RanksBench bench_step_of_ranks(const RunSpec& run, const RanksBenchSpec& bench, 
   RanksBench r{.ranks = world.size(), .steps = steps, .tokens = run.train.global_batch * run.train.seq_len};
   r.links = engine.links_text();
   r.dispatcher = engine.dispatcher().name;
-  r.planned_bytes = engine.plan().total_bytes();
+  r.planned_bytes = run.device == DeviceKind::cuda ? engine.plan().device_bytes() : engine.plan().total_bytes();
   RandomSequences source(run, engine.data_share());
   const int64_t warm_up = warm_up_steps(run.device);
   for (int64_t step = 1; step <= warm_up; ++step) {

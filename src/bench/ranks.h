@@ -17,7 +17,7 @@ struct RanksBench {
   double median_s = 0;                       // time of a step, on the slowest rank of each
   double tokens_per_s = 0;                   // tokens of all ranks
   double first_loss = 0, last_loss = 0;
-  int64_t planned_bytes = 0, peak_bytes = 0;  // memory of rank 0
+  int64_t planned_bytes = 0, peak_bytes = 0;  // memory of rank 0, of its GPU if it has one
   std::string links;                          // the links between GPUs; empty on CPUs
   std::string dispatcher;                     // how tokens reach experts on other ranks
   std::string fallback_kernels;               // those of rank 0, as in StepBench

@@ -120,7 +120,7 @@ StepBench bench_step(const RunSpec& run, const StepBenchOptions& options) {
   RandomSequences source(run);
   std::optional<MatrixRate> rate;
   if (!on_gpu) rate.emplace(engine.spec().threads);
-  r.planned_bytes = engine.plan().total_bytes();
+  r.planned_bytes = on_gpu ? engine.plan().device_bytes() : engine.plan().total_bytes();
   if (on_gpu) r.predicted_bytes = engine.device_memory().total_bytes();
   const int64_t warm_up = warm_up_steps(run.device);
   for (int64_t step = 1; step <= warm_up; ++step) {

@@ -241,7 +241,18 @@ void CheckpointReader::read(const std::string& name, const Tensor& into, Stream*
   read({.name = name, .tensor = into}, s);
 }
 
-// Returns the saved values in f32.
+namespace {
+
+// Decodes a slice that has parts of blocks, with the scales of the whole tensor.
+void decode_cut_blocks(BlockCode code, float* x, const uint8_t* codes, const float* scales, const TensorSlice& slice) {
+  for (const CommonRun& run : common_runs(whole_slice(slice.shape), slice))
+    for (int64_t i = 0; i < run.count; ++i)
+      x[run.in_b + i] = decoded(code, kCodeValues, codes[run.in_b + i], scales[(run.in_a + i) / kCodeBlock]);
+}
+
+}  // namespace
+
+// Returns the saved values in f32. A layout of the run may cut blocks of 8-bit codes that the checkpoint has whole.
 std::vector<float> CheckpointReader::values_of(const NamedTensor& into) const {
   const CheckpointTensor& saved = at(into.name);
   const TensorSlice slice = slice_of(into);
@@ -254,10 +265,15 @@ std::vector<float> CheckpointReader::values_of(const NamedTensor& into) const {
   } else if (saved.dtype == DType::bf16) {
     for (int64_t i = 0; i < n; ++i) values[i] = to_f32(reinterpret_cast<const bf16*>(bytes.data())[i]);
   } else {
-    std::vector<float> scales(n / kCodeBlock);
-    copy_slice(into.name + std::string(kScalesSuffix), scales_slice(slice),
-               reinterpret_cast<std::byte*>(scales.data()));
-    decode_blocks(*into.code, values.data(), reinterpret_cast<const uint8_t*>(bytes.data()), scales.data(), n);
+    const bool cuts = cuts_block(slice);
+    const TensorSlice of_scales = scales_slice(cuts ? whole_slice(slice.shape) : slice);
+    std::vector<float> scales(of_scales.numel());
+    copy_slice(into.name + std::string(kScalesSuffix), of_scales, reinterpret_cast<std::byte*>(scales.data()));
+    const auto* codes = reinterpret_cast<const uint8_t*>(bytes.data());
+    if (cuts)
+      decode_cut_blocks(*into.code, values.data(), codes, scales.data(), slice);
+    else
+      decode_blocks(*into.code, values.data(), codes, scales.data(), n);
   }
   return values;
 }

@@ -78,6 +78,37 @@ TEST_F(CheckpointRead, RefusesAnotherNameShapeOrDtype) {
   expect_error(ErrorKind::usage, "expected CPU memory for \"w\"; got cuda", [&] { reader.read("w", elsewhere); });
 }
 
+// Blocks are of the global tensor, so a rank may need parts of them.
+TEST(CheckpointCodes, AreReadInSlicesThatCutTheirBlocks) {
+  constexpr int64_t kRows = 3, kWidth = 2 * kCodeBlock;
+  std::vector<uint8_t> codes(kRows * kWidth);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 7);
+  std::vector<float> scales{1, 2, 3, 4, 5, 6}, want(codes.size());
+  decode_blocks(BlockCode::with_sign, want.data(), codes.data(), scales.data(), std::ssize(want));
+  const TestDir dir;
+  CheckpointStore store(dir.path(), 1, false);
+  store.save(1, {{"m", tensor_of(codes.data(), {kRows, kWidth})}, {"m.scales", tensor_of(scales.data(), {kRows, 2})}},
+             {});
+  const CheckpointReader reader(dir.path("step-00000001"));
+  for (const Shard& shard : {Shard{}, Shard{1, 0, 384}, Shard{1, 384, 128}, Shard{1, 128, 256}, Shard{0, 1, 2}}) {
+    TensorSlice slice{.shape = {kRows, kWidth}, .shard = shard, .begin = 0, .end = 0};
+    slice.end = block_numel(slice);
+    const int64_t first = shard.dim == 1 ? shard.begin : 0, width = shard.dim == 1 ? shard.count : kWidth;
+    const int64_t row = shard.dim == 0 ? shard.begin : 0;
+    for (const auto& [begin, end] : {std::pair(int64_t{0}, slice.end), std::pair(int64_t{100}, slice.end - 1)}) {
+      slice.begin = begin;
+      slice.end = end;
+      std::vector<float> got(end - begin), expected;
+      for (int64_t i = begin; i < end; ++i) expected.push_back(want[(row + i / width) * kWidth + first + i % width]);
+      reader.read(
+          {.name = "m", .tensor = tensor_of(got.data(), {end - begin}), .slice = slice, .code = BlockCode::with_sign});
+      EXPECT_EQ(got, expected) << slice_name("m", slice);
+      slice.begin = 0;
+      slice.end = block_numel(slice);
+    }
+  }
+}
+
 TEST_F(CheckpointRead, ReadAllRefusesMissingUnexpectedAndDifferentTensors) {
   const CheckpointReader reader(folder_);
   std::vector<NamedTensor> into = tensors();

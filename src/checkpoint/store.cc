@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
@@ -52,11 +53,23 @@ std::string describe(int64_t step, const std::vector<NamedTensor>& tensors, cons
   return fmt::format("save of step {}, {} tensors of {} bytes, to {}", step, tensors.size(), bytes, dir);
 }
 
-// Runs body, and puts the name of the save before the text of its error.
+// Runs body, and turns a lack of memory into an error.
 template <class Body>
-auto with_save_name(const std::string& what, Body&& body) {
+auto with_memory_advice(const Body& body) {
   try {
     return body();
+  } catch (const std::bad_alloc&) {
+    MOEBIUS_FAIL(usage,
+                 "out of memory of the host; free some, or raise its limits (ulimit -v, those of the container); if "
+                 "checkpoint.async is true, false saves without a copy");
+  }
+}
+
+// Runs body, and puts the name of the save before the text of its error.
+template <class Body>
+auto with_save_name(const std::string& what, const Body& body) {
+  try {
+    return with_memory_advice(body);
   } catch (const Error& e) {
     throw Error(e.kind(),
                 fmt::format("checkpoint: {}: {}; the checkpoints before it are as they were", what, e.what()));
@@ -160,9 +173,9 @@ void CheckpointStore::save(int64_t step, const std::vector<NamedTensor>& tensors
   wait();
   std::vector<NamedTensor> content = without_replicas(tensors);
   const bool on_gpu = s && s->device() == DeviceKind::cuda;
-  if (async_save_) content = take_snapshot(content, s);
-  if (on_gpu) hold_piece();
   const std::string what = describe(step, content, dir_);
+  if (async_save_) content = with_save_name(what, [&] { return take_snapshot(content, s); });
+  if (on_gpu) hold_piece();
   unfinished_ = make_folder(step, what);
   progress_.all_written = progress_.aborted = false;
   const auto policy = async_save_ ? std::launch::async : std::launch::deferred;
@@ -198,9 +211,11 @@ void CheckpointStore::publish(const std::string& what, const Share& share, const
     check_complete(manifest, folder);
     publish_checkpoint(dir_, folder, manifest);
   });
-  fault_point("checkpoint.before_prune");
-  remove_unfinished(dir_);  // the replaced checkpoint
-  prune_after_save(dir_, step, keep_);
+  with_memory_advice([&] {
+    fault_point("checkpoint.before_prune");
+    remove_unfinished(dir_);  // the replaced checkpoint
+    prune_after_save(dir_, step, keep_);
+  });
 }
 
 void CheckpointStore::wait() {
@@ -213,7 +228,7 @@ void CheckpointStore::wait() {
     ranks_.together([&] { share.get(); });
     progress_.all_written = true;
     ranks_.on_root([&] { publication.get(); });
-  } catch (const Error&) {
+  } catch (...) {
     progress_.aborted = true;
     if (async_save_ && publication.valid()) publication.wait();
     std::error_code ignored;  // the first error is the one to report

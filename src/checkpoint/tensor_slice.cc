@@ -48,6 +48,12 @@ bool tiles(const std::vector<TensorSlice>& slices, size_t begin, size_t end) {
 
 }  // namespace
 
+bool cuts_block(const TensorSlice& codes) {
+  const bool of_columns = codes.shard.dim + 1 == std::ssize(codes.shape) && codes.shard.dim >= 0;
+  if (of_columns && (codes.shard.begin % kCodeBlock != 0 || codes.shard.count % kCodeBlock != 0)) return true;
+  return codes.begin % kCodeBlock != 0 || codes.end % kCodeBlock != 0;
+}
+
 TensorSlice scales_slice(const TensorSlice& codes) {
   TensorSlice s = codes;
   s.shape.back() /= kCodeBlock;

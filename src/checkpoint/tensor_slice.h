@@ -22,6 +22,8 @@ struct TensorSlice {
   bool operator==(const TensorSlice&) const = default;
 };
 
+// Returns whether a slice of a tensor with has_code_blocks has a part of a block of codes.
+bool cuts_block(const TensorSlice& codes);
 // Returns the scales of the blocks of codes of a slice. REQUIRES: has_code_blocks, and no block is cut.
 TensorSlice scales_slice(const TensorSlice& codes);
 

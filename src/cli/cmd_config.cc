@@ -65,18 +65,17 @@ DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, i
 
 // A recipe that has only a model may leave out the batch. It then counts as one sequence of
 // the model's context.
-RunSpec counted_run(RunSpec run, const MeshShape& mesh) {
+RunSpec counted_run(RunSpec run, int64_t ranks_of_machine) {
   if (run.train.micro_batch == 0) run.train.micro_batch = 1;
   if (run.train.seq_len == 0) run.train.seq_len = run.model.max_position_embeddings;
-  // The ranks of a machine share its CPUs, as they do in `train`. check_rank_memory counts all ranks
-  // as on this one.
+  // The ranks of a machine share its CPUs, as they do in `train`.
   if (run.threads == 0 && run.device == DeviceKind::cpu)
-    run.threads = std::max<int64_t>(1, num_available_cpus() / mesh.world());
+    run.threads = std::max<int64_t>(1, num_available_cpus() / ranks_of_machine);
   return run;
 }
 
-EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh) {
-  const RunSpec run = counted_run(asked, mesh);
+EngineSpec counted_engine_spec(const RunSpec& asked, const MeshShape& mesh, int64_t ranks_of_machine) {
+  const RunSpec run = counted_run(asked, ranks_of_machine);
   EngineSpec spec = training_engine_spec(run, mesh);
   spec.device = DeviceKind::null;
   check_device(spec.model, spec.target, {.batch = spec.shape.batch, .tp = mesh.tp});
@@ -103,7 +102,7 @@ enum class GpuKind { hopper, other };
 // Returns the bytes of host memory that the rank pins.
 int64_t keep_if_more_loaded(Resolved& r, int rank, GpuKind gpu) {
   auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
-  EngineSpec spec = counted_engine_spec(r.run, r.mesh);
+  EngineSpec spec = counted_engine_spec(r.run, r.mesh, std::min(r.mesh.world(), r.ranks_per_machine));
   if (gpu == GpuKind::other) spec = on_other_gpu(std::move(spec));
   spec.dispatcher = r.dispatcher.kind;
   spec.world = world.get();
@@ -150,7 +149,8 @@ void set_memory(Resolved& r, int64_t num_ranks) {
   machines.gpus = r.gpus;
   // memory.fit may be for other machines, so it alone counts.
   if (r.run.memory.fit_bytes == 0) machines.gpu_bytes = gpu_bytes_here(std::min(num_ranks, r.ranks_per_machine));
-  const ChosenMemory chosen = choose_memory(counted_run(run, r.mesh), num_ranks, machines);
+  const ChosenMemory chosen =
+      choose_memory(counted_run(run, std::min(num_ranks, r.ranks_per_machine)), num_ranks, machines);
   if (chosen.text.empty()) return;
   const bool chooses = r.run.memory.automatic, offloads = chosen.run.memory.offload != r.run.memory.offload;
   chosen.apply(r.run);

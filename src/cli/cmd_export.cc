@@ -18,7 +18,7 @@ struct Options {
   bool adapter = false, fused_experts = false, json = false;
 };
 
-int run_adapter(const Options& o) {
+int run_adapter(Log& log, const Options& o) {
   const ExportSpec& spec = o.spec;
   MOEBIUS_CHECK(
       usage, o.dtype.empty() && spec.files.empty(),
@@ -30,11 +30,16 @@ int run_adapter(const Options& o) {
     print_json({{"tensors", r.num_tensors}, {"bytes", r.bytes}});
   else
     fmt::print("exported {} tensors of adapters, {}, to {}\n", r.num_tensors, bytes_text(r.bytes), spec.out);
+  if (r.needs_fused_experts)
+    log.warn(
+        "{} is for transformers 4: with transformers 5, PEFT loses or refuses adapters of MLPs that are not routed "
+        "experts, and of gate or up alone; --fused-experts writes a form for transformers 5",
+        spec.out);
   return 0;
 }
 
 int run(Log& log, Options& o) {
-  if (o.adapter) return run_adapter(o);
+  if (o.adapter) return run_adapter(log, o);
   check_shard_bytes(o.spec.shard_bytes);
   o.spec.block_fp8 = o.dtype == "fp8_block";
   MOEBIUS_CHECK(usage, o.dtype.empty() || o.dtype == "f32" || o.dtype == "bf16" || o.spec.block_fp8,

@@ -43,11 +43,16 @@ void add_line(ModelTokenizer& tokenizer, const std::string& line, const std::str
   }
   const nlohmann::json record = parse_json(line, who);
   const bool has_prompt = record.is_object() && record.contains("prompt") && record["prompt"].is_string();
-  MOEBIUS_CHECK(input,
-                has_prompt || (record.is_object() && (record.contains("messages") || record.contains("conversations"))),
+  const auto has = [&](const char* key) {
+    return record.is_object() && record.contains(key) && !record[key].is_null();
+  };
+  const bool has_chat = has("messages") || has("conversations");
+  MOEBIUS_CHECK(input, has_prompt || has_chat,
                 "{}: expected an object with a string \"prompt\", or with a chat in \"messages\" or "
                 "\"conversations\"; got {}; correct or drop the line",
                 who, line.substr(0, 60));
+  MOEBIUS_CHECK(input, !has_prompt || !has_chat,
+                "{}: expected a prompt or a chat; got both, and either could be meant; drop one of them", who);
   to->texts.push_back(has_prompt ? record["prompt"] : "");
   to->ids.push_back(has_prompt ? tokenizer.prompt_ids(to->texts.back()) : tokenizer.chat_ids(read_chat(line, who)));
 }

@@ -43,18 +43,27 @@ std::string machines_folder(const std::string& name) {
   return std::filesystem::is_directory(any, ignored) ? any : here.string();
 }
 
+PlanMachine machine_of_row(const std::string& path, const FitRow& row, const std::string& name) {
+  try {
+    return load_machine(name, machines_folder(name));
+  } catch (const Error& e) {
+    throw Error(e.kind(), fmt::format("{}: row \"{}\": {}", path, row.name, e.what()));
+  }
+}
+
 int run_fit(const Options& o) {
   const std::vector<FitRow> rows = read_fit_rows(o.fit, ".");
   std::map<std::string, PlanMachine> machines;
   for (const FitRow& row : rows)
     for (const std::string& name : row.relatives)
-      if (!machines.contains(name)) machines[name] = load_machine(name, machines_folder(name));
+      if (!machines.contains(name)) machines[name] = machine_of_row(o.fit, row, name);
   set_shares_before(o.fit, machines);
   PartLibrary parts;
   const FitResult result = fit(parts, rows, machines, o.leave_one_out);
-  for (const auto& [name, machine] : result.machines)
-    if (!o.machines_out.empty()) write_file_atomic(fmt::format("{}/{}.toml", o.machines_out, name), to_toml(machine));
   o.json ? print_json(fit_json(result)) : fmt::print("{}", fit_text(result));
+  if (o.machines_out.empty()) return 0;
+  for (const auto& [file, text] : machine_files(result))
+    write_file_atomic(fmt::format("{}/{}", o.machines_out, file), text);
   return 0;
 }
 
@@ -82,6 +91,12 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
   for (const SweptKey& swept : keys)
     MOEBIUS_CHECK(usage, !is_set(o, swept.key), "plan: --set and --sweep both give {}; leave one of them out",
                   swept.key);
+  for (const SweptKey& swept : keys) {
+    MOEBIUS_CHECK(usage, swept.key != "ranks" || o.ranks == 1,
+                  "plan: --ranks and --sweep both give the ranks; leave one of them out");
+    MOEBIUS_CHECK(usage, swept.key != "precision.recipe" || o.limits.recipes.empty(),
+                  "plan: --recipes and --sweep both give precision.recipe; leave one of them out");
+  }
   PartLibrary parts;
   SweepBase base{.recipe = o.recipe, .overrides = o.overrides, .ranks = o.ranks};
   if (o.search) base.search = o.limits;

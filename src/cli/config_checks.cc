@@ -143,11 +143,14 @@ MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ra
                               int64_t available, const std::optional<AcceleratorInfo>& gpu) {
   if (run.device == DeviceKind::cuda) return check_gpu_memory(engine, run, num_ranks, pinned, available, gpu);
   const HostMemory host = host_memory(engine, run.checkpoint.async_save);
-  MemoryCheck v{.needed_bytes = num_ranks * (host.plan_bytes + host.snapshot_bytes)};
+  MemoryCheck v{.needed_bytes = pinned.num_ranks * (host.plan_bytes + host.snapshot_bytes)};
   v.fits = v.needed_bytes <= available;
+  const std::string by = pinned.num_ranks < num_ranks
+                             ? fmt::format(" by the {} of a machine", counted(pinned.num_ranks, "rank"))
+                         : num_ranks > 1 ? fmt::format(" by {} ranks", num_ranks)
+                                         : "";
   v.text = fmt::format("{}: {} are needed{}, {} are available on this machine", *v.fits ? "yes" : "no",
-                       bytes_text(v.needed_bytes), num_ranks > 1 ? fmt::format(" by {} ranks", num_ranks) : "",
-                       bytes_text(available));
+                       bytes_text(v.needed_bytes), by, bytes_text(available));
   if (!*v.fits) v.text += "; docs/design/memory.md lists settings that need less";
   return v;
 }

@@ -14,7 +14,7 @@
 namespace moebius {
 
 struct MemoryCheck {
-  // On CPUs the host memory of all ranks; on GPUs the memory of one rank's GPU, without its context.
+  // On CPUs the host memory of the ranks of a machine; on GPUs the memory of one rank's GPU, without its context.
   int64_t needed_bytes = 0;
   // It is true if the GPU or the CPU here can run it in this memory. None: there is no GPU here, and the host suffices.
   std::optional<bool> fits;
@@ -44,9 +44,9 @@ std::string known_gpus_text(int64_t needed_of_hopper, const std::optional<int64_
 // for one rank.
 std::string sharing_text(const DeviceMemory& of_rank, int64_t num_ranks, int64_t num_gpus);
 
-// Checks the memory of the rank that needs the most. All ranks of a run on the CPU count as on
-// this machine. available: bytes of host memory here. A run on GPUs compares `pinned` with it, as `train` does when it
-// starts; a run on the CPU compares what all of its ranks need. gpu: the first GPU here, if there is one. A run does not
+// Checks the memory of the rank that needs the most. available: bytes of host memory here. A run on GPUs compares
+// `pinned` with it, as `train` does when it starts; a run on the CPU compares what the ranks of one machine need,
+// pinned.num_ranks of them. gpu: the first GPU here, if there is one. A run does not
 // fit a GPU that lacks kernels that it needs.
 MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ranks, const PinnedMemory& pinned,
                               int64_t available, const std::optional<AcceleratorInfo>& gpu);

@@ -7,10 +7,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <iostream>
+#include <new>
 #include <optional>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 
 #include "cli/command.h"
@@ -41,6 +44,24 @@ void on_signal(int signal, siginfo_t* info, void*) {
   const int error = errno;
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, notice, std::strlen(notice));
   errno = error;
+}
+
+constexpr std::string_view kOutOfMemory =
+    "error: out of memory; raise the limits of memory (ulimit -v, those of the container), or use a smaller "
+    "micro_batch, seq_len or model (`moebius config` prints the memory table)";
+
+// A destructor that allocates, such as that of JSON, cannot throw, and without memory ends the program here.
+[[noreturn]] void on_terminate() {
+  try {
+    if (std::current_exception()) throw;
+  } catch (const std::bad_alloc&) {
+    for (const std::string_view text : {kOutOfMemory, std::string_view("\n")})
+      if (::write(STDERR_FILENO, text.data(), text.size()) < 0) break;
+    std::_Exit(static_cast<int>(moebius::ErrorKind::usage));
+  } catch (...) {  // the usual handler prints what was thrown
+  }
+  __gnu_cxx::__verbose_terminate_handler();
+  std::abort();
 }
 
 // For commands that watch received_signal. The end of their output's reader must not
@@ -176,10 +197,7 @@ int run(int argc, char** argv) {
     if (*e.what() != 0) Log(stderr, false).line(std::string("error: ") + e.what());  // else another rank reports it
     return static_cast<int>(e.kind());
   } catch (const std::bad_alloc&) {
-    Log(stderr, false)
-        .line(
-            "error: out of memory; "
-            "use a smaller micro_batch, seq_len or model (`moebius config` prints the memory table)");
+    Log(stderr, false).line(std::string(kOutOfMemory));
     return static_cast<int>(ErrorKind::usage);
   } catch (const std::filesystem::filesystem_error& e) {
     Log(stderr, false).line(fmt::format("error: {}; check the path, its disk and this user's access to it", e.what()));
@@ -203,6 +221,7 @@ int main(int argc, char** argv) {
                  missing.c_str());
     return 2;
   }
+  std::set_terminate(on_terminate);
   keep_rank_of_mpi();
   std::signal(SIGXFSZ, SIG_IGN);  // so that a file above the limit is an error of the write
   return flush_output(run(argc, argv));

@@ -109,11 +109,13 @@ TEST(Parse, ErrorsNameTheKeyTheExpectationAndThePlace) {
                         "\"qkv\", \"mla_up_proj\", \"attention\", \"mlp\", \"shared_expert\", \"expert_up\", "
                         "\"layer\", each for all layers or as \"norm:0-3,7\" for some, or \"auto\"; got "
                         "[\"norm\",\"experts\"]; did you mean \"expert_up\"?"));
-  for (const char* range : {"", "a", "-1", "3-", "2-1", "0,1", "0-3,3", "1,0", "0-1000000000"})
+  for (const char* range : {"", "a", "-1", "3-", "2-1", "0-3,3", "1,0", "0-1000000000"})
     EXPECT_THAT(parse_error({fmt::format("memory.recompute=[\"norm:{}\"]", range)}),
                 HasSubstr("each for all layers or as \"norm:0-3,7\" for some"))
         << range;
   EXPECT_THAT(parse_error({"memory.recompute=[\"norm\", \"norm:0-1\"]"}), HasSubstr("without repeats"));
+  EXPECT_EQ(parse({"memory.recompute=[\"norm:0-1,2\"]"}).memory.recompute,
+            parse({"memory.recompute=[\"norm:0-2\"]"}).memory.recompute);
   EXPECT_THAT(parse_error({"memory.recompute=[\"moe_act\"]"}),
               HasSubstr("; outputs of the experts' activation are never kept, so there is nothing to name"));
   EXPECT_THAT(parse_error({"memory.recompute=full"}), HasSubstr("; here that is \"layer\""));

@@ -9,6 +9,8 @@
 //   MOEBIUS_FAULT=NAME:COUNT:stop    SIGSTOP instead: the process is stopped
 //   MOEBIUS_FAULT=NAME:COUNT:throw   Error{io} instead, like a failed write
 //   MOEBIUS_FAULT=NAME:COUNT:enospc  from the COUNT-th time on: Error{io}, like a full disk
+//   MOEBIUS_FAULT=NAME:COUNT:nomem   std::bad_alloc instead, as without memory
+//   MOEBIUS_FAULT=NAME:COUNT:nomem_noexcept  std::bad_alloc where nothing may be thrown, as in a destructor of JSON
 //   MOEBIUS_FAULT_LOG=FILE           appends the name of each point reached, one per line: a list of all points
 #pragma once
 

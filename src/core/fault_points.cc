@@ -7,6 +7,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -15,7 +16,7 @@
 namespace moebius {
 namespace {
 
-enum class Mode { none, kill, stop, io_error, disk_full };
+enum class Mode { none, kill, stop, io_error, disk_full, no_memory, no_memory_noexcept };
 
 struct Fault {
   std::string name;
@@ -28,7 +29,10 @@ Mode mode_of(std::string_view text) {
   if (text == "stop") return Mode::stop;
   if (text == "throw") return Mode::io_error;
   if (text == "enospc") return Mode::disk_full;
-  MOEBIUS_FAIL(usage, "MOEBIUS_FAULT: the mode must be stop, throw, enospc or absent; got '{}'", text);
+  if (text == "nomem") return Mode::no_memory;
+  if (text == "nomem_noexcept") return Mode::no_memory_noexcept;
+  MOEBIUS_FAIL(usage, "MOEBIUS_FAULT: the mode must be stop, throw, enospc, nomem, nomem_noexcept or absent; got '{}'",
+               text);
 }
 
 // Parses NAME:COUNT[:MODE].
@@ -59,6 +63,9 @@ void append_line(const char* path, const char* name) {
   MOEBIUS_CHECK(io, written, "MOEBIUS_FAULT_LOG: cannot append to '{}'", path);
 }
 
+[[noreturn]] void run_out_of_memory() { throw std::bad_alloc(); }
+void run_out_in_noexcept() noexcept { run_out_of_memory(); }
+
 }  // namespace
 
 void fault_point(const char* name) {
@@ -72,6 +79,8 @@ void fault_point(const char* name) {
   if (fault.mode == Mode::stop && hit == fault.count) ::raise(SIGSTOP);
   if (fault.mode == Mode::io_error && hit == fault.count)
     MOEBIUS_FAIL(io, "{}: Input/output error (a test's fault)", name);
+  if (fault.mode == Mode::no_memory && hit == fault.count) run_out_of_memory();
+  if (fault.mode == Mode::no_memory_noexcept && hit == fault.count) run_out_in_noexcept();
   if (fault.mode == Mode::disk_full && hit >= fault.count) {
     MOEBIUS_FAIL(io, "{}: No space left on device (a test's fault)", name);
   }

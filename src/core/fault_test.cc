@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <string>
 
 #include "core/error.h"
@@ -47,6 +48,18 @@ TEST_F(FaultPoint, ThrowsOnce) {
 TEST_F(FaultPoint, AFullDiskStaysFull) {
   EXPECT_EXIT(hit_and_exit("save.write:2:enospc", 3), testing::ExitedWithCode(0),
               "^hit 2: kind 4: save.write: No space left[^\n]*\nhit 3: kind 4: save.write: No space left[^\n]*\n$");
+}
+
+TEST_F(FaultPoint, RunsOutOfMemoryWhereItMayThrowAndWhereNot) {
+  const auto hit = [](const char* fault) {
+    try {
+      hit_and_exit(fault, 2);
+    } catch (const std::bad_alloc&) {
+      std::exit(7);
+    }
+  };
+  EXPECT_EXIT(hit("save.write:2:nomem"), testing::ExitedWithCode(7), "^$");
+  EXPECT_EXIT(hit("save.write:2:nomem_noexcept"), testing::KilledBySignal(SIGABRT), "std::bad_alloc");
 }
 
 TEST_F(FaultPoint, AMalformedRequestIsAnError) {

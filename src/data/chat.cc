@@ -84,15 +84,25 @@ void check_weight(const Json& message, size_t i, const std::string& who) {
                 who, shown(*weight), i);
 }
 
-// transformers too leaves out the keys whose value is null.
+// Returns the thoughts of a message under the first of their names, or null.
+Json reasoning_of(const Json& message) {
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"})
+    if (!is_null_at(message, name)) return message[name];
+  return {};
+}
+
+// transformers too leaves out the keys whose value is null, and gives thoughts the names that templates read.
 jinja::Value message_of(const Json& message, size_t i, const std::string& who) {
   MOEBIUS_CHECK(input, message.is_object() && message.contains("role") && message["role"].is_string(),
                 "{}: expected each of \"messages\" to be an object with a string \"role\"; got {} at {}; correct or "
                 "drop the line",
                 who, shown(message), i);
   Json kept = Json::object();
+  const Json reasoning = reasoning_of(message);
+  if (!reasoning.is_null()) kept["thinking"] = reasoning;
   for (const auto& [key, value] : message.items())
     if (!value.is_null()) kept[key] = value;
+  if (!reasoning.is_null()) kept["reasoning_content"] = reasoning;
   return jinja::value_of(kept);
 }
 

@@ -1,6 +1,7 @@
 #include "data/chat_ids.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.h"
 
@@ -39,31 +40,91 @@ class TurnFinder {
   size_t begin_of(size_t i) const {
     const std::string before = template_.render(chat_, i, false).text;
     const std::string prompt = template_.render(chat_, i, true).text;
-    if (!text_.starts_with(before)) fail(i, "that prints the messages before it in another way");
-    return std::max(before.size(), common_prefix(text_, prompt));
+    if (text_.starts_with(before)) return std::max(before.size(), common_prefix(text_, prompt));
+    const bool has_header = prompt.size() > before.size() && prompt.starts_with(before);
+    const auto begin = has_header ? after_header(i, std::string_view(prompt).substr(before.size())) : std::nullopt;
+    if (!begin) fail(i, "that prints the messages before it in another way");
+    return *begin;
+  }
+
+  // Finds the header of an answer between the content of the message before it and that of the next one. A template may
+  // print messages before the answer in another way if others follow, for example without their thoughts.
+  // Returns the end of the header's part that is there, which is at least its first line.
+  std::optional<size_t> after_header(size_t i, std::string_view header) const {
+    if (i == 0) return std::nullopt;
+    const std::optional<Content> before = content_of(i - 1);
+    std::optional<Content> after = content_of(i);
+    if (!after && i + 1 < chat_.messages.size()) after = content_of(i + 1);
+    if (!before || !after || before->end >= after->begin) return std::nullopt;
+    const std::string_view between = std::string_view(text_).substr(before->end, after->begin - before->end);
+    const size_t at = between.find(header.substr(0, header.find('\n')));
+    if (at == between.npos) return std::nullopt;
+    return before->end + at + common_prefix(between.substr(at), header);
   }
 
   size_t end_of(size_t i, size_t begin) const {
     if (i + 1 == chat_.messages.size()) return text_.size();
     const std::string until = template_.render(chat_, i + 1, false).text;
     if (until.size() >= begin && text_.starts_with(until)) return until.size();
-    return end_of_content(i, begin);
+    const jinja::Value* calls = chat_.messages[i].dict().find(std::string("tool_calls"));
+    const bool has_calls = calls != nullptr && !(calls->is_list() && calls->items().empty());
+    return has_calls ? end_of_calls(i, begin, until) : end_of_content(i, begin);
   }
 
-  // Finds the end of the content: the text after it is the same for any content.
   size_t end_of_content(size_t i, size_t begin) const {
+    const jinja::Value* text = chat_.messages[i].dict().find(std::string("content"));
+    if (text == nullptr || !text->is_text()) fail(i, "that prints it in another way when messages follow");
+    const std::optional<Content> content = content_of(i);
+    if (!content || content->end < begin) fail(i, "that does not print its content");
+    const std::string& token = template_.eos_token();
+    return text_.compare(content->end, token.size(), token) == 0 ? content->end + token.size() : content->end;
+  }
+
+  // Calls of tools follow the content. They end where the text up to the next content is that of a chat which ends with
+  // the next message; otherwise the end-of-text token follows them.
+  size_t end_of_calls(size_t i, size_t begin, const std::string& until) const {
+    const std::optional<Content> next = content_of(i + 1);
+    if (!next || next->begin <= begin) fail_at_calls(i);
+    const std::string with_next = template_.render(chat_, i + 2, false).text;
+    const std::string_view text(text_),
+        after = std::string_view(with_next).substr(std::min(until.size(), with_next.size()));
+    for (size_t end = next->begin; end > begin && with_next.starts_with(until); --end)
+      if (until.ends_with(text.substr(begin, end - begin)) && after.starts_with(text.substr(end, next->begin - end)))
+        return end;
+    const std::string& token = template_.eos_token();
+    const size_t at = token.empty() ? text.npos : text.substr(0, next->begin).rfind(token);
+    if (at == text.npos || at < begin) fail_at_calls(i);
+    return at + token.size();
+  }
+  [[noreturn]] void fail_at_calls(size_t i) const {
+    fail(i, "that prints its calls of tools in another way when messages follow");
+  }
+
+  // The place of a message's content: the text around it is the same for any content.
+  struct Content {
+    size_t begin = 0, end = 0;
+  };
+
+  // Returns nothing for a message without a text, and for a text that the template does not print.
+  std::optional<Content> content_of(size_t i) const {
     const jinja::Value* content = chat_.messages[i].dict().find(std::string("content"));
-    if (content == nullptr || !content->is_text()) fail(i, "that prints it in another way when messages follow");
+    if (content == nullptr || !content->is_text()) return std::nullopt;
     Chat other = chat_;
     auto message = std::make_shared<jinja::Dict>(chat_.messages[i].dict());
     message->set("content", content->text() == "\x01" ? "\x02" : "\x01");
     other.messages[i] = jinja::DictPtr(message);
-    const std::string changed = template_.render(other, other.messages.size(), false).text;
-    const size_t same = common_suffix(text_, changed);
-    if (changed == text_ || text_.size() - same < begin) fail(i, "that does not print its content");
-    const size_t end = text_.size() - same;
-    const std::string& token = template_.eos_token();
-    return text_.compare(end, token.size(), token) == 0 ? end + token.size() : end;
+    const std::optional<std::string> changed = rendered(other);
+    if (!changed || *changed == text_) return std::nullopt;
+    return Content{common_prefix(text_, *changed), text_.size() - common_suffix(text_, *changed)};
+  }
+
+  // Returns nothing for a chat that the template refuses.
+  std::optional<std::string> rendered(const Chat& chat) const {
+    try {
+      return template_.render(chat, chat.messages.size(), false).text;
+    } catch (const Error&) {
+      return std::nullopt;
+    }
   }
 
   // Returns the position after the end-of-text token, since no text after it is ever generated.

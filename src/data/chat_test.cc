@@ -50,6 +50,17 @@ TEST(Chat, AConversationsColumnIsIgnoredIfThereIsAText) {
   EXPECT_EQ(read_document(R"({"text": "hi", "conversations": "c-17", "messages": null})", "a.jsonl:7").text, "hi");
 }
 
+// UltraChat repeats the first question in "prompt", and tables of several kinds of data have nulls.
+TEST(Chat, APromptWithoutACompletionIsIgnoredNextToAChat) {
+  const auto is_chat = [](const std::string& keys) {
+    const std::string line = "{" + keys + R"("messages": [{"role": "user", "content": "a"}]})";
+    return read_document(line, "a.jsonl:7").kind == Document::Kind::chat;
+  };
+  EXPECT_TRUE(is_chat(R"("prompt": "a", "prompt_id": "7", )"));
+  EXPECT_TRUE(is_chat(R"("prompt": null, "completion": null, "text": null, "input_ids": null, )"));
+  EXPECT_EQ(read_document(R"({"prompt": "a", "completion": "b", "messages": null})", "a.jsonl:7").text, "b");
+}
+
 TEST(Chat, TurnsAreFoundWithoutGenerationBlocks) {
   EXPECT_EQ(turns(kPlain, kTwoTurns), "[b</s>][d</s>]");
   EXPECT_EQ(turns(kPlain, R"({"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
@@ -70,6 +81,35 @@ TEST(Chat, TurnsThatLaterMessagesChange) {
       "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
       "{% if add_generation_prompt %}<assistant><think>\n{% endif %}";
   EXPECT_EQ(turns(asks_for_a_thought, kTwoTurns), "[b</s>][d</s>]");
+}
+
+// Models that call tools think again after each result, and their templates print thoughts after the last question only.
+TEST(Chat, TurnsWithCallsWhoseThoughtsLaterQuestionsRemove) {
+  const std::string text =
+      "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+      "{% endif %}{% endfor %}{% for m in messages %}<{{ m.role }}>\n"
+      "{% if m.thinking and loop.index0 > ns.last %}[{{ m.thinking }}]{% endif %}{{ m.content }}"
+      "{% for c in m.tool_calls or [] %}({{ c.name }}){% endfor %}</s>\n{% endfor %}"
+      "{% if add_generation_prompt %}<assistant>\n{% endif %}";
+  const auto line = [](const std::string& content) {
+    return R"({"messages": [{"role": "user", "content": "a"},
+        {"role": "assistant", "thinking": "t", )" +
+           content + R"("tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "1"},
+        {"role": "assistant", "thinking": "t", "content": "b"}, {"role": "user", "content": "c"},
+        {"role": "assistant", "thinking": "t", "content": "d"}]})";
+  };
+  EXPECT_EQ(turns(text, line(R"("content": "x", )")), "[x(f)</s>][b</s>][[t]d</s>]");
+  EXPECT_EQ(turns(text, line(R"("content": "", )")), "[(f)</s>][b</s>][[t]d</s>]");
+  EXPECT_EQ(turns(text, line("")), "[(f)</s>][b</s>][[t]d</s>]");
+  // Calls may end with a token of their own, as with gpt-oss.
+  std::string other = text;
+  other.replace(other.find("{% endfor %}</s>"), 16, "{% endfor %}{{ '</call>' if m.tool_calls else '</s>' }}");
+  EXPECT_EQ(turns(other, line(R"("content": "x", )")), "[x(f)</call>\n][b</s>][[t]d</s>]");
+  expect_error(ErrorKind::input, "that prints the messages before it in another way", [&] {
+    turns(text,
+          R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x", "thinking": "t"},
+        {"role": "tool", "content": {"z": 1}}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]})");
+  });
 }
 
 TEST(Chat, TurnsThatCannotBeFoundAreRefused) {
@@ -162,6 +202,20 @@ TEST(Chat, TheTemplateGetsTheVariablesOfTransformers) {
   const Chat chat = chat_of(R"({"messages": [{"role": "user", "content": null, "z": 1, "a": 2}], "tools": null,
                                 "chat_template_kwargs": {"fast": 3}, "other": 4})");
   EXPECT_EQ(folder.open().render(chat, 1, false).text, R"(<s></s>TrueTrue3False{"role": "user", "z": 1, "a": 2})");
+}
+
+// transformers 5.24 gives a template the thoughts of a message under two names, of three that the message may use.
+TEST(Chat, ThoughtsHaveTheNamesThatTemplatesRead) {
+  const ChatFolder folder("{{ messages[0] | tojson }}", "{}");
+  const auto text = [&](const std::string& keys) {
+    return folder.open().render(chat_of(R"({"messages": [{"role": "assistant", )" + keys + "}]}"), 1, false).text;
+  };
+  const std::string both = R"({"thinking": "t", "role": "assistant", )";
+  EXPECT_EQ(text(R"("reasoning_content": "t", "z": 1)"), both + R"("reasoning_content": "t", "z": 1})");
+  EXPECT_EQ(text(R"("thinking": "t", "z": 1)"), both + R"("z": 1, "reasoning_content": "t"})");
+  EXPECT_EQ(text(R"("reasoning": "t")"), both + R"("reasoning": "t", "reasoning_content": "t"})");
+  EXPECT_EQ(text(R"("reasoning_content": null, "thinking": null, "z": 1)"), R"({"role": "assistant", "z": 1})");
+  EXPECT_EQ(text(R"("thinking": "t", "reasoning_content": "r")"), both + R"("reasoning_content": "r"})");
 }
 
 TEST(Chat, TemplatesOfAFolder) {

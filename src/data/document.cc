@@ -175,11 +175,13 @@ Document read_document(std::string_view line, const std::string& who) {
   json record = parse_json(line, who);
   if (!record.is_object()) refuse(line, who);
   Document document;
-  const bool has_ids = record.contains("input_ids");
-  const bool has_prompt = record.contains("prompt") || record.contains("completion");
-  check_one_kind(record.contains("text"), has_prompt, has_ids, who);
+  const auto has = [&](const char* key) { return record.contains(key) && !record[key].is_null(); };
+  const bool has_ids = has("input_ids"), has_text = has("text");
   const bool has_chat = is_chat(record, kChatKeys[0]) || is_chat(record, kChatKeys[1]);
-  if (has_chat && !record.contains("text") && !has_prompt && !has_ids)
+  // Next to a chat a prompt alone is no document: UltraChat, for example, repeats the first question there.
+  const bool has_prompt = has("completion") || (has("prompt") && !has_chat);
+  check_one_kind(has_text, has_prompt, has_ids, who);
+  if (has_chat && !has_text && !has_prompt && !has_ids)
     return {.kind = Document::Kind::chat, .text = std::string(line), .who = who};
   if (has_ids) document = document_of_ids(record, who);
   if (has_prompt) document.kind = Document::Kind::completion;

@@ -63,6 +63,11 @@ const std::map<std::string, std::vector<json>>& plain_settings() {
       {"megatron_config", {nullptr}},
       {"alora_invocation_tokens", {nullptr}},
       {"arrow_config", {nullptr}},
+      {"use_bdlora", {nullptr, false}},
+      {"kasa_config", {nullptr}},
+      {"monteclora_config", {nullptr}},
+      // Others, such as "pissa" and "olora", also change the weights of the model.
+      {"init_lora_weights", {true, false, nullptr, "gaussian", "orthogonal", "eva"}},
   };
   return all;
 }
@@ -205,6 +210,15 @@ json target_parameters(const PeftTargets& all) {
   return std::vector<std::string>(names.begin(), names.end());
 }
 
+// With transformers 5, PEFT 0.21 turns adapters of an MoE model into those of parameters, except for attention.
+bool become_parameters(const PeftTargets& all) {
+  const auto has = [](std::string_view part) {
+    return [part](const std::string& module) { return module.find(part) != module.npos; };
+  };
+  return std::any_of(all.all_modules.begin(), all.all_modules.end(), has(".experts.")) &&
+         !std::all_of(all.modules.begin(), all.modules.end(), has(".self_attn."));
+}
+
 }  // namespace
 
 json peft_config(const LoraSpec& lora, const std::string& base_model, const PeftTargets& targets) {
@@ -218,7 +232,8 @@ json peft_config(const LoraSpec& lora, const std::string& base_model, const Peft
                  {"inference_mode", true},
                  {"r", lora.rank},
                  {"lora_alpha", number(lora.alpha)},
-                 {"lora_dropout", lora.dropout},
+                 // PEFT has no dropout for parameters, and refuses to load an adapter that asks for it.
+                 {"lora_dropout", targets.parameters.empty() && !become_parameters(targets) ? lora.dropout : 0},
                  {"bias", "none"},
                  {"fan_in_fan_out", false},
                  {"init_lora_weights", true},
@@ -226,7 +241,6 @@ json peft_config(const LoraSpec& lora, const std::string& base_model, const Peft
                  {"target_modules", target_modules(targets)}};
   if (targets.parameters.empty()) return config;
   config["target_parameters"] = target_parameters(targets);
-  config["lora_dropout"] = 0.0;  // PEFT has none for parameters, and refuses to load others
   config["peft_version"] = "0.19.0";
   for (const std::string& parameter : targets.stacked) {
     config["rank_pattern"][parameter] = 2 * lora.rank;
@@ -243,7 +257,9 @@ PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
   for (const SafetensorsEntry& stored : file_.entries()) {
     const bool is_a = stored.name.ends_with(kSuffixA), is_b = stored.name.ends_with(kSuffixB);
     MOEBIUS_CHECK(input, stored.name.starts_with(kPrefix) && (is_a || is_b),
-                  "adapter {}: expected tensors {}...{} and {}; got {}", dir, kPrefix, kSuffixA, kSuffixB, stored.name);
+                  "adapter {}: expected tensors {}...{} and {}; got {}; adapters of the embedding and the head are not "
+                  "supported, so merge such an adapter with PEFT",
+                  dir, kPrefix, kSuffixA, kSuffixB, stored.name);
     const std::string_view suffix = is_a ? kSuffixA : kSuffixB;
     const std::string module = stored.name.substr(kPrefix.size(), stored.name.size() - kPrefix.size() - suffix.size());
     if (layer_of_expert_adapter(module))

@@ -40,7 +40,8 @@ struct PeftTargets {
   std::vector<std::string> stacked;                     // those of parameters that have twice the rank and alpha
 };
 // Returns the adapter_config.json of these adapters. Names of modules that differ only in their numbers and are all
-// targets become one pattern in target_modules, and such names of parameters become their end.
+// targets become one pattern in target_modules, and such names of parameters become their end. lora_dropout is 0 if PEFT
+// could not load the adapter otherwise.
 nlohmann::json peft_config(const LoraSpec& lora, const std::string& base_model, const PeftTargets& targets);
 
 // Returns the rank and alpha of an adapter_config.json. who: the file, for messages.

@@ -54,11 +54,17 @@ TEST(PeftConfig, SettingsThatComputeSomethingElseAreNamed) {
   EXPECT_EQ(refusal(plain_config()), "");
   EXPECT_EQ(refusal("modules_to_save", json::array()), "");
   EXPECT_EQ(refusal("bias", "none"), "");
+  EXPECT_EQ(refusal("init_lora_weights", "gaussian"), "");
+  EXPECT_EQ(refusal("init_lora_weights", false), "");
   EXPECT_EQ(refusal("target_parameters", {"mlp.experts.gate_up_proj"}), "");
   const json others = {{"use_dora", true},
                        {"bias", "all"},
                        {"fan_in_fan_out", true},
                        {"modules_to_save", {"lm_head"}},
+                       {"init_lora_weights", "pissa"},
+                       {"use_bdlora", {{"nblocks", 2}}},
+                       {"kasa_config", json::object()},
+                       {"monteclora_config", json::object()},
                        {"rank_pattern", {{"q_proj", 4}}}};
   for (const auto& [key, value] : others.items())
     EXPECT_THAT(refusal(key, value), HasSubstr("adapter_config.json: " + key + " must be "));
@@ -103,6 +109,23 @@ TEST(PeftConfig, TargetModulesAreAPatternOnlyIfItMatchesExactly) {
   EXPECT_FALSE(whole.contains("target_parameters"));
   EXPECT_EQ(peft_config(lora, "base", {.modules = {all[1]}, .all_modules = all}).at("target_modules"),
             json::array({all[1]}));
+}
+
+// PEFT 0.21 refuses dropout where it adapts parameters, and with transformers 5 it adapts parameters of an MoE model in
+// all modules but those of attention.
+TEST(PeftConfig, DropoutIsWrittenWherePeftCanLoadIt) {
+  const LoraSpec lora{.rank = 4, .alpha = 8, .dropout = 0.1};
+  const std::string attention = "model.layers.0.self_attn.q_proj", dense = "model.layers.0.mlp.up_proj",
+                    router = "model.layers.1.mlp.gate", expert = "model.layers.1.mlp.experts.0.up_proj";
+  const auto dropout = [&](const std::vector<std::string>& targets, const std::vector<std::string>& all) {
+    return peft_config(lora, "base", {.modules = targets, .all_modules = all}).at("lora_dropout").get<double>();
+  };
+  const std::vector<std::string> moe{attention, dense, router, expert};
+  EXPECT_EQ(dropout({attention}, moe), 0.1);
+  EXPECT_EQ(dropout({attention, expert}, moe), 0.0);
+  EXPECT_EQ(dropout({router}, moe), 0.0);
+  EXPECT_EQ(dropout({dense}, moe), 0.0);
+  EXPECT_EQ(dropout({attention, dense}, {attention, dense}), 0.1);
 }
 
 // PEFT 0.21 asks for the projections of experts by these names, with transformers 5.

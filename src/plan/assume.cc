@@ -67,27 +67,42 @@ double number(const std::string& key, const std::string& text, double least, dou
   return value;
 }
 
+// Returns the rows of each expert of a layer; none if they are not a list of numbers. at: the file and the line.
+std::vector<double> rows_of_experts(const nlohmann::json& layer, const std::string& at) {
+  constexpr double kMaxRows = 1e15;
+  const bool has_list = layer.is_object() && layer.contains("load") && layer["load"].is_array();
+  const auto rows = has_list ? layer["load"] : nlohmann::json::array();
+  if (!std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.is_number(); })) return {};
+  const auto experts = rows.get<std::vector<double>>();
+  for (const double of_expert : experts)
+    MOEBIUS_CHECK(input, of_expert >= 0 && of_expert <= kMaxRows,
+                  "--assume load: {}: expected rows of an expert from 0 to {} in \"load\"; got {}; remove the line, or "
+                  "give another file",
+                  at, kMaxRows, of_expert);
+  return experts;
+}
+
 // Returns the load in the last record of a run that has it.
 PlanLoad measured_load(const std::string& path) {
   std::istringstream lines(read_file(path));
   PlanLoad load{.text = path};
+  int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
+    ++number;
     const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     const char* key = "expert_load_max_over_mean";
     if (!record.is_object() || !record.contains(key) || !record[key].is_number()) continue;
     load.busiest_expert = record[key].get<double>();
     load.measured.clear();
     const auto layers = record.contains("moe") && record["moe"].is_array() ? record["moe"] : nlohmann::json::array();
-    for (const auto& layer : layers) {
-      const bool has_list = layer.is_object() && layer.contains("load") && layer["load"].is_array();
-      const auto rows = has_list ? layer["load"] : nlohmann::json::array();
-      const bool is_read = std::all_of(rows.begin(), rows.end(), [](const auto& row) { return row.is_number(); });
-      load.measured.push_back(is_read ? rows.get<std::vector<double>>() : std::vector<double>());
-    }
+    for (const auto& layer : layers)
+      load.measured.push_back(rows_of_experts(layer, fmt::format("{}:{}", path, number)));
   }
-  MOEBIUS_CHECK(input, load.busiest_expert >= 1,
-                "--assume load: {} has no train record with expert_load_max_over_mean; expected a run's metrics.jsonl",
-                path);
+  MOEBIUS_CHECK(
+      input, load.busiest_expert >= 1,
+      "--assume load: {} has no train record with an expert_load_max_over_mean of at least 1; expected a run's "
+      "metrics.jsonl",
+      path);
   return load;
 }
 

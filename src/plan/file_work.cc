@@ -28,7 +28,7 @@ FileWork file_work(const RunSpec& run, const PlanMachine& machine, int64_t ranks
     w.stall_s = w.save_s;
     return w;
   }
-  w.stall_s = owned_numel * of_element / (machine.link_gb_s * 1e9);
+  w.stall_s = owned_numel * of_element / machine.one_way_link();
   // The save before this one must have ended.
   if (every > 0) w.stall_s += std::max(0.0, w.save_s - static_cast<double>(every) * step_s);
   return w;

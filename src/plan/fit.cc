@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
 #include "io/files.h"
 
@@ -54,13 +56,22 @@ double& share_named(PlanMachine& m, const std::string& key, const std::string& p
   MOEBIUS_FAIL(input, "{}: before has no key {}; expected SYSTEM.SHARE, layer_us or spread", path, key);
 }
 
+// Returns the least and the largest value that a machine file may have.
+std::pair<double, double> limits_of(const std::string& key) {
+  for (const MachineFigure& figure : machine_figures())
+    if (key == figure.key) return {figure.min, figure.max};
+  return {kMinShare, kMaxShare};
+}
+
 // Sets a share to a number, or multiplies the family's by X for {"times": X}.
-void set_before(double& share, const json& value, const std::string& at) {
+void set_before(double& share, const json& value, const std::pair<double, double>& limits, const std::string& at) {
   const bool is_factor = value.is_object() && value.contains("times");
   const json& number = is_factor ? value["times"] : value;
   MOEBIUS_CHECK(input, number.is_number() && number.get<double>() >= 0,
                 "{} must be a number from 0 on, or {{\"times\": NUMBER}}", at);
   share = is_factor ? share * number.get<double>() : number.get<double>();
+  MOEBIUS_CHECK(input, share >= limits.first && share <= limits.second, "{} must give a value from {} to {}; got {}",
+                at, limits.first, limits.second, share);
 }
 
 std::string where(const std::string& path, size_t i) { return fmt::format("{}: row {}", path, i + 1); }
@@ -68,7 +79,11 @@ std::string where(const std::string& path, size_t i) { return fmt::format("{}: r
 std::string text_of(const json& row, const char* key, const std::string& at) {
   MOEBIUS_CHECK(input, row.is_object() && row.contains(key) && row[key].is_string(), "{}: expected a text \"{}\"", at,
                 key);
-  return row[key].get<std::string>();
+  auto text = row[key].get<std::string>();
+  const auto is_control = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  MOEBIUS_CHECK(input, !text.empty() && std::none_of(text.begin(), text.end(), is_control),
+                "{}: expected a text of one line in \"{}\"; got {}", at, key, row[key].dump());
+  return text;
 }
 
 std::vector<std::string> texts_of(const json& row, const char* key, const std::string& at) {
@@ -83,8 +98,8 @@ std::vector<std::string> texts_of(const json& row, const char* key, const std::s
 }
 
 double number_of(const json& row, const char* key, const std::string& at) {
-  MOEBIUS_CHECK(input, row[key].is_number() && row[key].get<double>() > 0, "{}: expected a number above 0 in \"{}\"",
-                at, key);
+  MOEBIUS_CHECK(input, row[key].is_number() && row[key].get<double>() > 0,
+                "{}: expected a number above 0 in \"{}\"; got {}", at, key, row[key].dump());
   return row[key].get<double>();
 }
 
@@ -129,12 +144,22 @@ void check_keys(const json& row, const std::string& at) {
 // Checks {"FAMILY": ["MACHINE", ...]}, and "before" with an object for each of these names.
 void check_families(const json& file, const std::string& path) {
   const auto is_text = [](const json& value) { return value.is_string(); };
+  for (const auto& [key, unused] : file.items())
+    MOEBIUS_CHECK(input, key == "about" || key == "families" || key == "before" || key == "rows",
+                  "{}: unknown key \"{}\"; the keys are about, families, before, rows", path, key);
+  std::map<std::string, std::string> families;  // by machine
   if (file.contains("families")) {
     MOEBIUS_CHECK(input, file["families"].is_object(), "{}: expected an object in \"families\"; got {}", path,
                   file["families"].dump());
-    for (const auto& [name, machines] : file["families"].items())
+    for (const auto& [name, machines] : file["families"].items()) {
       MOEBIUS_CHECK(input, machines.is_array() && std::all_of(machines.begin(), machines.end(), is_text),
                     "{}: expected a list of machines in families.{}; got {}", path, name, machines.dump());
+      for (const json& machine : machines) {
+        const auto [other, is_new] = families.try_emplace(machine.get<std::string>(), name);
+        MOEBIUS_CHECK(input, is_new, "{}: expected each machine in one family, once; got {} in {} and {}", path,
+                      other->first, other->second, name);
+      }
+    }
   }
   if (!file.contains("before")) return;
   MOEBIUS_CHECK(input, file["before"].is_object(), "{}: expected an object in \"before\"; got {}", path,
@@ -142,6 +167,23 @@ void check_families(const json& file, const std::string& path) {
   for (const auto& [name, shares] : file["before"].items())
     MOEBIUS_CHECK(input, shares.is_object(), "{}: expected an object of shares in before.{}; got {}", path, name,
                   shares.dump());
+}
+
+// Checks the names in "before": families, and machines of families and of rows.
+void check_before(const json& file, const std::vector<FitRow>& rows, const std::string& path) {
+  if (!file.contains("before")) return;
+  std::set<std::string> known;
+  for (const FitRow& row : rows) known.insert(row.machine);
+  const json families = file.value("families", json::object());
+  for (const auto& [family, machines] : families.items()) {
+    known.insert(family);
+    for (const json& machine : machines) known.insert(machine.get<std::string>());
+  }
+  for (const auto& [name, unused] : file["before"].items())
+    MOEBIUS_CHECK(
+        input, known.contains(name),
+        "{}: expected a family, or a machine of a family or a row, in before.{}; correct the name, or remove it", path,
+        name);
 }
 
 void find_family(const json& file, FitRow& row) {
@@ -270,9 +312,10 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
     r.machine = text_of(row, "machine", at);
     find_family(file, r);
     r.ranks = ranks_of(row, at);
+    const std::vector<std::string> overrides = texts_of(row, "set", at), assume = texts_of(row, "assume", at);
     try {
-      r.run = load_run_spec(folder + "/" + r.recipe, texts_of(row, "set", at));
-      r.assume = parse_assumptions(texts_of(row, "assume", at));
+      r.run = load_run_spec(folder + "/" + r.recipe, overrides);
+      r.assume = parse_assumptions(assume);
     } catch (const Error& e) {
       MOEBIUS_FAIL(input, "{}, \"{}\": {}", at, r.name, e.what());
     }
@@ -285,6 +328,7 @@ std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& fo
                     at, r.name);
     rows.push_back(std::move(r));
   }
+  check_before(file, rows, path);
   return rows;
 }
 
@@ -302,7 +346,7 @@ void set_shares_before(const std::string& path, std::map<std::string, PlanMachin
       for (const auto& [key, value] : values.items())
         for (const std::string& machine : names)
           if (machines.contains(machine))
-            set_before(share_named(machines.at(machine), key, path), value,
+            set_before(share_named(machines.at(machine), key, path), value, limits_of(key),
                        fmt::format("{}: before.{}.{}", path, name, key));
     }
   }
@@ -324,6 +368,23 @@ FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::ma
     }
   }
   return result;
+}
+
+std::map<std::string, std::string> machine_files(const FitResult& result) {
+  std::map<std::string, std::string> files;
+  for (const auto& [name, machine] : result.machines) {
+    const std::string file = std::filesystem::path(name).filename().replace_extension(".toml").string();
+    const auto [at, is_new] = files.try_emplace(file, to_toml(machine));
+    MOEBIUS_CHECK(input, is_new, "plan: the rows have two machines whose file would be {}; rename one of their files",
+                  file);
+    try {
+      parse_machine(at->second, name);
+    } catch (const Error& e) {
+      MOEBIUS_FAIL(input, "plan: the fit has no machine file for {}: {}; check the measured rates of its rows", name,
+                   e.what());
+    }
+  }
+  return files;
 }
 
 ErrorSummary summary_of(const std::vector<FittedRow>& rows, PlanSystem system, double FittedRow::*predicted,
@@ -362,6 +423,17 @@ OrderSummary order_of(const std::vector<FittedRow>& rows, PlanSystem system, dou
   return order;
 }
 
+namespace {
+
+// Returns the text as a cell of a table, in which a bar would begin the next one.
+std::string cell(const std::string& text) {
+  std::string escaped;
+  for (const char c : text) escaped += c == '|' ? std::string("\\|") : std::string(1, c);
+  return escaped;
+}
+
+}  // namespace
+
 std::string fit_text(const FitResult& result) {
   const bool left_out = !result.rows.empty() && result.rows[0].left_out > 0;
   std::string text = "| run | machine | measured | predicted | error |";
@@ -369,7 +441,7 @@ std::string fit_text(const FitResult& result) {
                    : "\n| --- | --- | --- | --- | --- |\n";
   for (const FittedRow& r : result.rows) {
     const double m = r.row->measured;
-    text += fmt::format("| {} | {} | {:.4g} | {:.4g} | {:+.1f} % |", r.row->name, r.row->machine, m, r.after,
+    text += fmt::format("| {} | {} | {:.4g} | {:.4g} | {:+.1f} % |", cell(r.row->name), r.row->machine, m, r.after,
                         100 * FittedRow::error(r.after, m));
     if (left_out) text += fmt::format(" {:.4g} | {:+.1f} % |", r.left_out, 100 * FittedRow::error(r.left_out, m));
     text += "\n";

@@ -28,13 +28,14 @@ struct FitRow {
 
 // {"families": {"hopper": ["h100", "h200"]}, "rows": [{"name", "recipe", "set", "machine", "ranks", "assume", "source",
 // and one of "model_tflops_per_gpu", "tokens_per_s", "tokens_per_s_per_gpu"}]}. `folder` is where the recipes' paths
-// begin. Throws Error{input} that names the row and its key, or the name of two rows.
+// begin. Throws Error{input} that names the row and its key, the name of two rows, a machine of two families, or
+// a name in "before" that is none of these.
 std::vector<FitRow> read_fit_rows(const std::string& path, const std::string& folder);
 // Sets the shares that the fit starts from, so that repeating a fit gives the same result. They are the file's
 // "before": {FAMILY: {"moebius.products": 0.67, "megatron.memory": ..., "layer_us": ..., "spread": ...}}.
 // The name of a machine in place of a family changes only that machine: a number replaces the value of the family, and
 // {"times": X} multiplies it.
-// Throws Error{input} for a family or key that is not known.
+// Throws Error{input} for a key that is not known, and for a share that no machine file may have.
 void set_shares_before(const std::string& path, std::map<std::string, PlanMachine>& machines);
 
 struct FittedRow {
@@ -53,6 +54,11 @@ struct FitResult {
 // REQUIRES: machines has all relatives of the rows.
 FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, PlanMachine>& machines,
               bool leave_one_out);
+
+// Returns the texts of the machine files with the fitted shares, by the name of the file. A machine that the rows give as
+// a path has the name of that file.
+// Throws Error{input} for a fitted share that no machine file may have, and for two machines of one file name.
+std::map<std::string, std::string> machine_files(const FitResult& result);
 
 // The median and the maximum of the absolute relative errors.
 struct ErrorSummary {

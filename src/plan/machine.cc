@@ -147,6 +147,7 @@ const std::vector<MachineFigure>& machine_figures() {
       {"links", "across_us", &PlanMachine::across_us, 0, 1e6},
       {"host", "layer_us", &PlanMachine::layer_us, 0, 1e6},
       {"host", "link_gb_s", &PlanMachine::link_gb_s, 0.01, 1e5},
+      {"host", "link_one_way_gb_s", &PlanMachine::link_one_way_gb_s, 0.01, 1e5, /*is_optional=*/true},
       {"host", "memory_gb", &PlanMachine::host_memory_gb, 0.1, 1e6},
       {"host", "read_gb_s", &PlanMachine::read_gb_s, 0.001, 1e5},
       {"host", "write_gb_s", &PlanMachine::write_gb_s, 0.001, 1e5},
@@ -188,7 +189,8 @@ PlanMachine parse_machine(const std::string& text, const std::string& name) {
     given.push_back(e.key);
   }
   std::vector<std::string> needed{"machine.name", "machine.device"};
-  for (const MachineFigure& f : machine_figures()) needed.push_back(fmt::format("{}.{}", f.table, f.key));
+  for (const MachineFigure& f : machine_figures())
+    if (!f.is_optional) needed.push_back(fmt::format("{}.{}", f.table, f.key));
   std::erase_if(needed,
                 [&](const std::string& key) { return std::find(given.begin(), given.end(), key) != given.end(); });
   MOEBIUS_CHECK(usage, needed.empty(), "machine {}: expected {}; {} missing", name, fmt::join(needed, ", "),
@@ -208,6 +210,11 @@ PlanMachine parse_machine(const std::string& text, const std::string& name) {
                   "machine {}: rank.{} must be 0 where there are no such products, or at least rank.bf16_tflops = {}; "
                   "got {}",
                   name, key, m.bf16_tflops, rate);
+  MOEBIUS_CHECK(
+      usage, m.link_one_way_gb_s == 0 || m.link_one_way_gb_s >= m.link_gb_s,
+      "machine {}: host.link_one_way_gb_s, of copies in one direction alone, must be at least host.link_gb_s = "
+      "{}; got {}",
+      name, m.link_gb_s, m.link_one_way_gb_s);
   MOEBIUS_CHECK(usage, m.has_shares[0] || m.has_shares[1],
                 "machine {}: expected the table [share.moebius]; it is missing", name);
   return m;
@@ -254,6 +261,7 @@ std::string to_toml(const PlanMachine& m) {
   for (const MachineFigure& f : machine_figures()) {
     if (table != f.table) text += fmt::format("\n[{}]\n", f.table);
     table = f.table;
+    if (f.is_optional && m.*f.value == 0) continue;
     add(f.key, m.*f.value, fmt::format("{}.{}", f.table, f.key));
   }
   for (int i = 0; i < kNumSystems; ++i) {

@@ -51,7 +51,8 @@ struct PlanMachine {
   double inside_gb_s = 0, across_gb_s = 0;  // of each rank and direction, inside a domain and between two
   double inside_us = 0, across_us = 0;      // latency of a collective call
   double layer_us = 0;                      // host time of a pass of a layer that is exposed without a CUDA graph
-  double link_gb_s = 0;                     // between a rank's device and its host, in each direction
+  double link_gb_s = 0;                     // between a rank's device and its host, in each of both directions at once
+  double link_one_way_gb_s = 0;             // the same for copies in one direction alone; 0: link_gb_s
   double host_memory_gb = 0;                // memory of a host, for all of its ranks
   double read_gb_s = 0, write_gb_s = 0;     // rates of the drives of a host
   double host_ranks = 1;                    // ranks of a host, which share its memory and drives
@@ -62,6 +63,8 @@ struct PlanMachine {
   const Shares& of(PlanSystem system) const { return shares[static_cast<size_t>(system)]; }
   Shares& of(PlanSystem system) { return shares[static_cast<size_t>(system)]; }
   double memory_bytes() const { return memory_gb * 1e9; }
+  // Returns the bytes per second of copies between a rank's device and its host while none go the other way.
+  double one_way_link() const { return 1e9 * (link_one_way_gb_s > 0 ? link_one_way_gb_s : link_gb_s); }
   // Returns whether memory is counted for the kernels of Hopper GPUs, which need other scratch. Without a capability
   // they may run, except on a GPU with products in 4 bits, which no Hopper GPU has.
   bool counts_for_hopper() const { return capability == 90 || (capability == 0 && nvfp4_tflops == 0); }
@@ -84,6 +87,7 @@ struct MachineFigure {
   const char* key;
   double PlanMachine::*value;
   double min, max;
+  bool is_optional = false;  // a file may lack it, and its value is then 0
 };
 const std::vector<MachineFigure>& machine_figures();
 

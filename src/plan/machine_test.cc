@@ -67,6 +67,20 @@ TEST(Machines, HostLinkRateEqualsTheRateThatRunsExpect) {
     EXPECT_DOUBLE_EQ(load_machine(name, kMachines).link_gb_s * 1e9, kPcie5LinkRate) << name;
 }
 
+// A file may lack the rate of copies in one direction, and a written file lacks it too.
+TEST(Machines, MayLackTheRateOfCopiesInOneDirection) {
+  const std::string key = "link_one_way_gb_s", text = to_toml(load_machine("h200", kMachines));
+  const size_t begin = text.find(key), end = text.find('\n', begin) + 1;
+  ASSERT_NE(begin, std::string::npos);
+  const PlanMachine without = parse_machine(std::string(text).erase(begin, end - begin), "m.toml");
+  EXPECT_EQ(without.link_one_way_gb_s, 0);
+  EXPECT_THAT(to_toml(without), testing::Not(HasSubstr(key)));
+  EXPECT_THAT(
+      refused([&] { parse_machine(replaced(text, key + " = { is = 55", key + " = { is = 44"), "m.toml"); }),
+      HasSubstr("host.link_one_way_gb_s, of copies in one direction alone, must be at least host.link_gb_s = 45; "
+                "got 44"));
+}
+
 TEST(Machines, ErrorsNameTheMachineOrTheKey) {
   EXPECT_THAT(
       refused([] { load_machine("h100", "no_folder"); }),

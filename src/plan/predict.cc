@@ -113,7 +113,12 @@ void Predicting::add_memory(const PredictOptions& options) {
     result_.memory.push_back(rank_memory(parts_, layout_, use, r));
     if (is_megatron) {
       RankMemory& memory = result_.memory.back();
-      memory.life[static_cast<size_t>(Life::saved)] += megatron_extra_bytes(context_, layout_, use, r);
+      // With a budget of rows (memory.expert_rows) the tensors that recomputing an MoE layer frees are in the pool.
+      int64_t& saved = memory.life[static_cast<size_t>(Life::saved)];
+      int64_t& pool = memory.life[static_cast<size_t>(Life::rows)];
+      saved += megatron_extra_bytes(context_, layout_, use, r);
+      pool = std::max<int64_t>(0, pool + std::min<int64_t>(0, saved));
+      saved = std::max<int64_t>(0, saved);
       memory.life[static_cast<size_t>(Life::comm)] = 0;  // it reduces gradients in their own buffer
     }
     if (result_.memory.back().total() > result_.fullest_rank().total()) result_.fullest = result_.memory.size() - 1;
@@ -264,7 +269,7 @@ void Predicting::add_rank(int64_t pp_rank) {
 double Predicting::offload_seconds(int64_t pp_rank) {
   double exposed = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-    const double copy = offloaded_bytes(layout_.at(pp_rank, v)) / (machine_.link_gb_s * 1e9);
+    const double copy = offloaded_bytes(layout_.at(pp_rank, v)) / machine_.one_way_link();
     // Each of two separate backward passes copies them back.
     const double copies_back = parts_.pipeline(pp_rank).splits[static_cast<size_t>(v)] ? 2 : 1;
     exposed += std::max(0.0, copy - stage_of(pp_rank, v).forward.total());

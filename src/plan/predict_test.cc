@@ -46,7 +46,7 @@ TEST(Plans, CountTheBytesOfDataAndCheckpoints) {
   EXPECT_DOUBLE_EQ(w.save_s, 5e8 * 12 * h100.host_ranks / (h100.write_gb_s * 1e9));
   EXPECT_EQ(w.saves, 3);  // after 10, 20 and 25 steps
   // A save that takes longer than the steps until the next save delays it.
-  EXPECT_DOUBLE_EQ(w.stall_s, 5e8 * 12 / (h100.link_gb_s * 1e9) + w.save_s - 10);
+  EXPECT_DOUBLE_EQ(w.stall_s, 5e8 * 12 / h100.one_way_link() + w.save_s - 10);
   run.checkpoint.async_save = false;
   EXPECT_EQ(file_work(run, h100, 16, 8e9, 5e8, 131072, 1.0).stall_s, w.save_s);
   run.model.vocab_size = 70000;
@@ -337,6 +337,7 @@ TEST(Predict, CountsCopiesOfActivationsThatAreNotHidden) {
   const auto predicted = [&](std::vector<std::string> set, double link_gb_s) {
     PlanMachine slow = machine("h100");
     slow.link_gb_s = link_gb_s;
+    slow.link_one_way_gb_s = 0;
     return predict(parts, recipe("bench_qwen3_30b_a3b_8layers.toml", set), 1, slow, {});
   };
   const auto link = [](const Prediction& p) { return p.phases.contains("host link") ? p.phases.at("host link") : 0; };

@@ -1,6 +1,7 @@
 // The keys of JSON are documented in docs/reference/commands.md, and scripts rely on them.
 #include "plan/print.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -189,6 +190,31 @@ TEST(Assumptions, LoadOfARunIsThatOfItsExperts) {
   EXPECT_DOUBLE_EQ(load.busiest_rank(8, 8), 2.5) << "a model with other experts";
   EXPECT_DOUBLE_EQ(load.busiest_rank(8, 2), 1.75);
   EXPECT_DOUBLE_EQ(PlanLoad{.busiest_expert = 7}.busiest_rank(4, 2), 2) << "no rank has more than all rows";
+}
+
+// A run that was killed may leave a part of its last line; the record before it counts.
+TEST(Assumptions, LoadIgnoresAnUnfinishedLine) {
+  const std::string path = ::testing::TempDir() + "/unfinished.jsonl";
+  std::ofstream(path) << R"({"expert_load_max_over_mean": 1.5})"
+                      << "\n"
+                      << R"({"expert_load_max_over_mean": 3.)";
+  EXPECT_EQ(parse_assumptions({"load=" + path}).load.busiest_expert, 1.5);
+}
+
+// Such rows would make the time of a step negative, or no number.
+TEST(Assumptions, InvalidRowsOfExpertsNameTheirLine) {
+  const std::string path = ::testing::TempDir() + "/invalid_rows.jsonl";
+  for (const char* rows : {"-1, 5", "1e308, 1e308"}) {
+    std::ofstream(path) << "{}\n"
+                        << fmt::format(R"({{"expert_load_max_over_mean": 2, "moe": [{{"load": [{}]}}]}})", rows);
+    EXPECT_THAT(refused([&] { parse_assumptions({"load=" + path}); }, ErrorKind::input),
+                testing::HasSubstr(
+                    "invalid_rows.jsonl:2: expected rows of an expert from 0 to 1000000000000000 in \"load\"; got"))
+        << rows;
+  }
+  std::ofstream(path) << R"({"expert_load_max_over_mean": 0.5})";
+  EXPECT_THAT(refused([&] { parse_assumptions({"load=" + path}); }, ErrorKind::input),
+              testing::HasSubstr("no train record with an expert_load_max_over_mean of at least 1"));
 }
 
 TEST(Assumptions, InvalidLoadErrorListsTheChoices) {

@@ -124,6 +124,7 @@ class Search {
   std::string host_text() const;
   std::string named_text() const;
   std::string named_refusal() const;
+  std::string reason_of_none() const;
 
   const std::vector<ShardingChoice>& sharding_choices(PrecisionRecipe recipe) const { return sharding_.at(recipe); }
 
@@ -420,15 +421,26 @@ std::string Search::named_refusal() const {
   });
 }
 
+// Returns why the search has no layout, where the named degrees alone are valid.
+std::string Search::reason_of_none() const {
+  if (!refusal_.empty()) return "the first that was tried is refused: " + refusal_;
+  SearchLimits others = limits_;
+  others.named.dispatcher = {};
+  others.named.schedule = {};
+  others.named.cp_comm = {};
+  if (!search_space(run_, ranks_, others).empty())
+    return "only layouts with other values of the keys that --set names are valid";
+  return fmt::format("train.global_batch = {} must be a multiple of micro_batch * dp, and dp = ranks / (tp cp pp)",
+                     run_.train.global_batch);
+}
+
 void Search::finish() {
   const std::string impossible = result_.num_possible > 0 ? "" : named_refusal();
   MOEBIUS_CHECK(usage, impossible.empty(), "plan: no layout of {} ranks is valid; if all other degrees are 1: {}{}",
                 ranks_, impossible, named_text());
-  MOEBIUS_CHECK(usage, result_.num_possible > 0,
-                "plan: no layout of {} ranks is valid for this recipe: train.global_batch = {} must be a multiple of "
-                "micro_batch * dp, and dp = ranks / (tp cp pp){}{}",
-                ranks_, run_.train.global_batch, named_text(),
-                refusal_.empty() ? "" : "; the first that was tried is refused: " + refusal_);
+  if (result_.num_possible == 0)
+    MOEBIUS_FAIL(usage, "plan: no layout of {} ranks is valid for this recipe: {}{}", ranks_, reason_of_none(),
+                 named_text());
   MOEBIUS_CHECK(usage, !best_.empty(),
                 "plan: none of {} layouts fits in {:.4g} GB per rank; each needs at least {:.4g} GB with {}{}; use "
                 "more ranks, or a larger machine{}",

@@ -6,7 +6,9 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <set>
 
+#include "config/recipe/text.h"
 #include "io/html_text.h"
 #include "plan/memory/chosen_memory.h"
 #include "plan/print.h"
@@ -15,6 +17,7 @@ namespace moebius {
 namespace {
 
 constexpr size_t kMaxPoints = 10000;
+constexpr const char* kSpaces = " \t\n\r";
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -97,8 +100,13 @@ SweptKey parse_sweep(const std::string& text) {
     }
   }
   key.values.push_back(value);
-  for (const std::string& v : key.values)
+  MOEBIUS_CHECK(usage, depth == 0 && !in_text, "--sweep {}: expected each quote and bracket to be closed; got \"{}\"",
+                key.key, text);
+  for (std::string& v : key.values) {
+    v.erase(0, v.find_first_not_of(kSpaces));
+    v.erase(v.find_last_not_of(kSpaces) + 1);
     MOEBIUS_CHECK(usage, !v.empty(), "--sweep {}: expected values between the commas; got \"{}\"", key.key, text);
+  }
   return key;
 }
 
@@ -108,9 +116,10 @@ Sweep sweep(PartLibrary& parts, const SweepBase& base, const std::vector<SweptKe
   size_t count = 1;
   for (size_t k = 0; k < keys.size(); ++k) {
     count = std::min(count * keys[k].values.size(), kMaxPoints + 1);
-    for (auto v = keys[k].values.begin(); v != keys[k].values.end(); ++v)
-      MOEBIUS_CHECK(usage, std::find(keys[k].values.begin(), v, *v) == v,
-                    "--sweep {}: {} is given twice; leave one of them out", keys[k].key, *v);
+    std::set<nlohmann::json> values;  // 8 and 8.0 are one
+    for (const std::string& v : keys[k].values)
+      MOEBIUS_CHECK(usage, values.insert(read_override(keys[k].key + "=" + v).value).second,
+                    "--sweep {}: {} is given twice; leave one of them out", keys[k].key, v);
     for (size_t other = 0; other < k; ++other)
       MOEBIUS_CHECK(usage, keys[k].key != keys[other].key,
                     "--sweep: {} is given twice; give its values in one --sweep {}=...", keys[k].key, keys[k].key);

@@ -22,12 +22,12 @@ inline RunSpec recipe(const char* name, std::vector<std::string> set = {}) {
   return load_run_spec(kRecipes + name, set);
 }
 
-// Returns the text of the usage error that the call throws.
-inline std::string refused(const std::function<void()>& call) {
+// Returns the text of the error that the call throws.
+inline std::string refused(const std::function<void()>& call, ErrorKind kind = ErrorKind::usage) {
   try {
     call();
   } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    EXPECT_EQ(e.kind(), kind);
     return e.what();
   }
   return "not refused";

@@ -89,6 +89,20 @@ std::map<std::string, LayerAs> as_of_layers(const std::vector<std::string>& matr
   return layers;
 }
 
+// Returns whether transformers 5 gets all of these adapters only if experts are fused.
+bool loses_when_converted(const ModelSpec& model, const std::vector<std::string>& matrices) {
+  const auto is_of_expert = [](const std::string& matrix) { return parse_expert_name(matrix + ".weight").has_value(); };
+  const std::vector<std::string> all = adaptable_matrices(model);
+  const auto is_other_mlp = [&](const std::string& matrix) {
+    return matrix.find(".mlp.") != matrix.npos && !matrix.ends_with(".mlp.gate") && !is_of_expert(matrix);
+  };
+  const auto layers = as_of_layers(matrices);
+  return std::any_of(all.begin(), all.end(), is_of_expert) &&
+         (std::any_of(matrices.begin(), matrices.end(), is_other_mlp) ||
+          std::any_of(layers.begin(), layers.end(),
+                      [](const auto& layer) { return layer.second.gate != layer.second.up; }));
+}
+
 std::map<std::string, PeftTensor> tensors_of(const AdapterReader& adapters, const ModelSpec& model,
                                              const PeftNames& names, bool fused) {
   ExpertAdapters experts = expert_adapters_of(model, adapters.lora().rank);
@@ -137,7 +151,7 @@ AdapterExportResult export_adapter(const AdapterExport& spec) {
   }
   const std::map<std::string, PeftTensor> tensors = tensors_of(*adapters, model, names, fused);
 
-  AdapterExportResult result;
+  AdapterExportResult result{.needs_fused_experts = !fused && loses_when_converted(model, matrices)};
   std::vector<SafetensorsDecl> decls;
   for (const auto& [name, tensor] : tensors) {
     decls.push_back({name, DType::f32, tensor.shape});

@@ -245,6 +245,8 @@ TEST_F(Chats, PromptFileEqualsSinglePrompts) {
       {"\n{\"prompt\": \n", "p.jsonl:2: expected JSON"},
       {"{\"messages\": []}\n", "p.jsonl:1: expected \"messages\" with a list of at least one message; got an empty"},
       {"{\"messages\": [{\"role\": \"tool\", \"content\": \"x\"}]}\n", "the template refuses this: no role tool"},
+      {"{\"prompt\": \"a\", \"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n",
+       "p.jsonl:1: expected a prompt or a chat; got both, and either could be meant; drop one of them"},
       {"{\"prompt\": \"\xff\"}\n", "p.jsonl:1:13: expected UTF-8; got byte 0xff"},
   };
   for (const auto& [text, message] : refused) {

@@ -222,6 +222,21 @@ TEST(CliConfig, ShowsThatShardedLayersTakeLess) {
   EXPECT_LT(of(both, "total"), of(sums, "total"));
 }
 
+// On CPUs the ranks of one machine need its memory together.
+TEST(CliConfig, CountsTheCpuRanksOfAMachine) {
+  TestDir dir;
+  const auto verdict = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words{
+        "config", kRecipe, "--json", "--ranks", "4", "--set", "run.threads=1", "--set", "train.micro_batch=4"};
+    words.insert(words.end(), more.begin(), more.end());
+    return json_of(run_moebius(dir, words)).at("memory_verdict");
+  };
+  const auto all = verdict({}), half = verdict({"--ranks-per-machine", "2"});
+  EXPECT_THAT(all.at("text").get<std::string>(), testing::HasSubstr(" are needed by 4 ranks, "));
+  EXPECT_THAT(half.at("text").get<std::string>(), testing::HasSubstr(" are needed by the 2 ranks of a machine, "));
+  EXPECT_EQ(all.at("needed_bytes"), 2 * half.at("needed_bytes").get<int64_t>());
+}
+
 // The sum is the one that `train` compares when it starts. Keys that do less than they say are noted.
 TEST(CliConfig, SumsWhatAMachinePinsAndNotesIdleKeys) {
   TestDir dir;

@@ -7,6 +7,7 @@ namespace moebius {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 class LoraRun : public FineTune {
  protected:
@@ -154,6 +155,17 @@ TEST_F(LoraRun, ExportsAdaptersOfExpertsAsOneParameter) {
   expect_same_adapters("Again", "Adapter");
   expect_refused(run_moebius(dir_, {"export", "runs/tuned", "x", "--fused-experts"}), 2,
                  "--fused-experts requires --adapter");
+}
+
+// PEFT refuses to convert adapters of gate without those of up.
+TEST_F(LoraRun, TheExportWarnsOfAdaptersThatPeftCannotConvert) {
+  run_guide("train", with_adapters({"train.steps=1", "lora.targets=[\"mlp.experts.*.gate_proj\"]"}));
+  const char* warning = "Adapter is for transformers 4: with transformers 5, PEFT loses or refuses adapters";
+  EXPECT_THAT(run_moebius(dir_, {"export", "runs/tuned", "Adapter", "--adapter"}).err, HasSubstr(warning));
+  EXPECT_THAT(run_moebius(dir_, {"export", "runs/tuned", "Fused", "--adapter", "--fused-experts"}).err,
+              Not(HasSubstr("transformers 4")));
+  run_guide("train", with_adapters({"run.dir=all", "train.steps=1"}));
+  EXPECT_THAT(run_moebius(dir_, {"export", "all", "All", "--adapter"}).err, Not(HasSubstr("transformers 4")));
 }
 
 TEST_F(LoraRun, ResumesBitForBit) {

@@ -81,14 +81,20 @@ TEST_P(RanksFail, ARankThatThrowsEndsTheRun) {
   EXPECT_LT(ended.seconds, 60);
 }
 
+// Over MPI the rank that reports first ends the others, so that one report may be the only one.
 TEST_P(RanksFail, ARankThatStallsIsNamedWithTheCollective) {
   const Ended ended = run_failing("stall");
   EXPECT_EQ(ended.exit_code, 6) << ended.text;
-  EXPECT_THAT(ended.text,
-              HasSubstr("all_reduce_sum 1 of group world (f32 x 7): rank 0 (dp 0) has waited for 3 s; did not "
-                        "join: rank 1 (dp 1)\n"));
-  EXPECT_THAT(ended.text, HasSubstr("last collectives of rank 0 (dp 0):\n  barrier 0 of group world (u8 x 0)\n"
-                                    "  all_reduce_sum 1 of group world (f32 x 7): not ended\n"));
+  const auto reported_by = [](int rank) {
+    return AllOf(
+        HasSubstr(fmt::format("all_reduce_sum 1 of group world (f32 x 7): rank {0} (dp {0}) has waited for 3 s; did "
+                              "not join: rank 1 (dp 1)\n",
+                              rank)),
+        HasSubstr(fmt::format("last collectives of rank {0} (dp {0}):\n  barrier 0 of group world (u8 x 0)\n"
+                              "  all_reduce_sum 1 of group world (f32 x 7): not ended\n",
+                              rank)));
+  };
+  EXPECT_THAT(ended.text, AnyOf(reported_by(0), reported_by(2)));
   EXPECT_LT(ended.seconds, 60);
 }
 

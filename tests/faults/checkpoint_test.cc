@@ -147,19 +147,24 @@ TEST_P(CheckpointFaults, KilledAnywhereTheOldOrTheNewCheckpointIsWhole) {
   }
 }
 
+std::pair<ErrorKind, std::string> failure_of(const std::string& mode) {
+  if (mode == ":throw") return {ErrorKind::io, "Input/output error"};
+  if (mode == ":enospc") return {ErrorKind::io, "No space left on device"};
+  return {ErrorKind::usage, "out of memory of the host; free some, or raise its limits"};
+}
+
 TEST_P(CheckpointFaults, AFailureAnywhereIsAnErrorAndLeavesNothingHalf) {
   bool committed = false;
   for (const std::string& point : all_points()) {
     committed |= point == "checkpoint.after_rename:1";
-    for (const std::string mode : {":throw", ":enospc"}) {
+    for (const std::string mode : {":throw", ":enospc", ":nomem"}) {
       SCOPED_TRACE(point + mode);
       const TestDir dir;
       first_save(dir.path());
       EXPECT_EQ(run_forked({.fault = point + mode},
                            [&] {
-                             const std::string text =
-                                 mode == ":throw" ? "Input/output error" : "No space left on device";
-                             expect_error(ErrorKind::io, text, [&] { second_save(dir.path()); });
+                             const auto [kind, text] = failure_of(mode);
+                             expect_error(kind, text, [&] { second_save(dir.path()); });
                              EXPECT_TRUE(committed || !has_unfinished(dir.path()));
                            }),
                 0);

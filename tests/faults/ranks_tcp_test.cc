@@ -128,6 +128,12 @@ TEST_F(TcpRun, ARankThatThrowsInAStepEndsAllWithCode6) {
   EXPECT_THAT(runs_.train_ranks(3, "r"), Each(0)) << runs_.err_of(0);
 }
 
+TEST_F(TcpRun, ARankWithoutMemoryNamesTheLimits) {
+  EXPECT_THAT(runs_.train_ranks(2, "r", {{1, {"train.mid_step:4:nomem"}}}), Each(6));
+  EXPECT_THAT(runs_.err_of(1), HasSubstr(" threw, and others did not: out of memory; raise the memory limits of "
+                                         "this rank (ulimit -v, those of the container)\n"));
+}
+
 TEST_F(TcpRun, ARankWhoseDiskIsFullEndsAllWithCode4) {
   EXPECT_THAT(runs_.train_ranks(2, "r", {{1, {"checkpoint.mid_shard:200:enospc"}}}), Each(4));
   EXPECT_THAT(runs_.err_of(0),

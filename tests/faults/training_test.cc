@@ -107,6 +107,20 @@ TEST_P(Training, ASaveThatFailsEndsTheRunWithCode4AndLosesNothing) {
   }
 }
 
+// Memory may run out where JSON is released, whose destructor cannot throw.
+TEST_P(Training, ASaveWithoutMemoryEndsTheRunWithCode2AndLosesNothing) {
+  for (const std::string mode : {":nomem", ":nomem_noexcept"}) {
+    const std::string run = "checkpoint.mid_manifest:2" + mode;
+    SCOPED_TRACE(run);
+    ASSERT_EQ(runs_.train(run, {}, {.fault = run}), 2) << runs_.err();
+    EXPECT_THAT(runs_.err(),
+                HasSubstr(mode == ":nomem" ? "error: checkpoint: save of step 4, " : "error: out of memory; "));
+    EXPECT_THAT(runs_.err(), HasSubstr("(ulimit -v, those of the container)"));
+    ASSERT_EQ(runs_.train(run), 0) << runs_.err();
+    runs_.expect_same(run, "undisturbed");
+  }
+}
+
 TEST_P(Training, ADamagedNewestCheckpointIsSkippedWithAWarning) {
   ASSERT_EQ(runs_.train("r", {}, {.fault = "checkpoint.after_rename:3"}), kKilled);
   const std::string newest = runs_.newest("r");

@@ -85,7 +85,7 @@ void assume_gpu(PlanMachine& m, double multiprocessors) {
   set_figure(m, "rank.f32_tflops", &PlanMachine::f32_tflops, m.is_gpu ? 67 : 0, m.is_gpu ? sheet : "a CPU");
   set_figure(m, "rank.multiprocessors", &PlanMachine::multiprocessors, multiprocessors,
              m.is_gpu ? "the system" : "a CPU");
-  set_figure(m, "rank.portable", &PlanMachine::portable, m.is_gpu ? 0.53 : 1, m.is_gpu ? sheet : "a CPU");
+  set_figure(m, "rank.portable", &PlanMachine::portable, m.is_gpu ? 0.48 : 1, m.is_gpu ? sheet : "a CPU");
   set_figure(m, "host.link_gb_s", &PlanMachine::link_gb_s, m.is_gpu ? 45 : 10,
              m.is_gpu ? sheet : "a CPU: its memory is the host");
   set_figure(m, "host.read_gb_s", &PlanMachine::read_gb_s, 2, "assumed: one drive");

@@ -1,5 +1,7 @@
 #include "comm/liveness/rank_failure.h"
 
+#include <new>
+
 namespace moebius {
 
 std::optional<ErrorKind> error_kind(int number) {
@@ -14,6 +16,8 @@ RankFailure caught_failure() {
     throw;
   } catch (const Error& e) {
     return {.what = e.what(), .distributed = e.kind() == ErrorKind::distributed, .kind = e.kind()};
+  } catch (const std::bad_alloc&) {
+    return {.what = "out of memory; raise the memory limits of this rank (ulimit -v, those of the container)"};
   } catch (const std::exception& e) {
     return {.what = e.what()};
   } catch (...) {

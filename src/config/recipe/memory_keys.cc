@@ -65,7 +65,7 @@ std::optional<RecomputeRange> parse_range(const std::string& text, int64_t least
   return RecomputeRange{.first = *first, .last = *last};
 }
 
-// Adds the ranges after the colon to `to`.
+// Adds the ranges after the colon to `to`. A range that follows another one at once extends it.
 bool parse_ranges(const std::string& text, bool RecomputeSpec::*what, std::vector<RecomputeRange>& to) {
   int64_t least = 0;
   for (size_t begin = 0; begin <= text.size();) {
@@ -73,8 +73,12 @@ bool parse_ranges(const std::string& text, bool RecomputeSpec::*what, std::vecto
     std::optional<RecomputeRange> range = parse_range(text.substr(begin, end - begin), least);
     if (!range) return false;
     range->what = what;
-    least = range->last + 2;  // what follows at once belongs to the same range
-    to.push_back(*range);
+    const bool continues = least > 0 && range->first == least;
+    least = range->last + 1;
+    if (continues)
+      to.back().last = range->last;
+    else
+      to.push_back(*range);
     begin = end + 1;
   }
   return true;

@@ -1,5 +1,6 @@
 #include "plan/memory/chosen_memory.h"
 
+#include "config/recipe/memory_keys.h"
 #include "plan/memory/fit_memory.h"
 #include "plan/memory/state_buffer.h"
 
@@ -9,7 +10,8 @@ namespace {
 constexpr const char* kGpu = "the memory of the GPU";
 
 ChosenMemory by_fit(MemoryFit fit) {
-  ChosenMemory chosen{.run = std::move(fit.run), .text = fit.text()};
+  ChosenMemory chosen{.text = fit.text()};  // the text names keys of fit.run
+  chosen.run = std::move(fit.run);
   if (fit.buffer) chosen.buffer_limit = fit.buffer->limit_bytes < fit.fit_bytes ? kGpu : "memory.fit";
   return chosen;
 }
@@ -19,6 +21,20 @@ ChosenMemory by_gpu(const RunSpec& run, const RunMemory& memory, int64_t gpu_byt
   ChosenMemory chosen{.run = run, .text = buffer.text(gpu_bytes), .buffer_limit = kGpu};
   chosen.run.optimizer.offload_buffer = buffer.gib;
   return chosen;
+}
+
+// Compares the memory of a rank of Megatron Core with memory.fit. The choices of memory.recompute = "auto" are for the
+// memory of Moebius.
+void check_megatron(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
+                    const Assumptions& assume) {
+  MOEBIUS_CHECK(
+      usage, !run.memory.automatic,
+      "memory.recompute = \"auto\" chooses for the memory of Moebius, and --assume system=megatron is another; "
+      "set a list, or search with --search");
+  const int64_t bytes = predict(parts, run, ranks, machine, assume, {.simulate = false}).fullest_rank().total();
+  MOEBIUS_CHECK(usage, bytes <= run.memory.fit_bytes,
+                "memory.fit = \"{}\": a rank of Megatron Core needs {}; recompute more, or search with --search",
+                exact_bytes_text(run.memory.fit_bytes), bytes_text(bytes));
 }
 
 }  // namespace
@@ -33,6 +49,10 @@ bool chooses_memory(const RunSpec& run) { return run.memory.fit_bytes > 0 || cho
 
 ChosenMemory choose_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                            const Assumptions& assume) {
+  if (run.memory.fit_bytes > 0 && assume.system == PlanSystem::megatron) {
+    check_megatron(parts, run, ranks, machine, assume);
+    return {.run = run};
+  }
   if (run.memory.fit_bytes > 0) return by_fit(fit_memory(parts, run, ranks, machine, assume));
   if (!chooses_buffer(run) || assume.system != PlanSystem::moebius) return {.run = run};
   return by_gpu(run, RunMemory(parts, run, ranks, machine, /*others_too=*/false),

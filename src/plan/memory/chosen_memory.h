@@ -19,8 +19,8 @@ struct ChosenMemory {
 // Returns whether the run leaves anything to these choices, if the memory of its GPU is known.
 bool chooses_memory(const RunSpec& run);
 
-// Returns the run with its choices made, for memory.fit and the memory of the machine's GPU. Throws the errors
-// of fit_memory().
+// Returns the run with its choices made, for memory.fit and the memory of the machine's GPU. Nothing is chosen for
+// Megatron Core. Throws the errors of fit_memory(), and Error{usage} if a rank of Megatron Core needs too much.
 ChosenMemory choose_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                            const Assumptions& assume);
 // Does the same for the machines of a run.

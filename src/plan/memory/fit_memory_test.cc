@@ -7,11 +7,13 @@
 #include "engine/engine.h"
 #include "ops/attention/attention_cudnn.h"
 #include "plan/cost/usual_machine.h"
+#include "plan/memory/chosen_memory.h"
 
 namespace moebius {
 namespace {
 
 using testing::HasSubstr;
+using testing::StartsWith;
 
 const std::string kRecipes = std::string(MOEBIUS_SOURCE_DIR) + "/recipes/";
 
@@ -71,6 +73,16 @@ TEST(FitMemory, ChosenSetFitsTheEngine) {
       more = some.more;
     }
   }
+}
+
+// Where only some layers are recomputed, the text names them.
+TEST(FitMemory, TextHasTheKeysOfTheChosenRun) {
+  RunSpec run = load_run_spec(kRecipes + "qwen3_30b_a3b_one_gpu.toml", {"memory.fit=139GiB"});
+  ASSERT_FALSE(run.memory.recompute.ranges.empty());
+  const ChosenMemory chosen = choose_memory(run, 1, {});
+  EXPECT_EQ(chosen.run.memory.recompute, run.memory.recompute);
+  EXPECT_THAT(chosen.text, StartsWith("memory.recompute = [\"norm\", \"expert_up:0-32\"], memory.offload = [\"qkv\"], "
+                                      "optimizer.offload_buffer = "));
 }
 
 // A layer does not keep the tensors that it recomputes, so it does not offload them either.

@@ -90,7 +90,7 @@ class BufferChoice {
 std::string StateBuffer::text(int64_t gpu_bytes) const {
   return fmt::format("optimizer.offload_buffer = {}: a rank needs {} of {}, {:.0f} % of {} that the GPU has for it{}",
                      gib, bytes_text(bytes), bytes_text(limit_bytes), 100 * (1 - kFreeShare), bytes_text(gpu_bytes),
-                     bytes > limit_bytes ? "; it does not fit even without a buffer" : "");
+                     bytes > limit_bytes ? ", which leaves nothing for a buffer" : "");
 }
 
 int64_t without_margin(int64_t gpu_bytes) {

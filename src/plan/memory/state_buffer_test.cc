@@ -100,9 +100,8 @@ TEST(StateBuffer, IsZeroWhereNoStateFits) {
   EXPECT_EQ(gib_for(run, 8 * kGiB), 0);
   EXPECT_THAT(choose_memory(run, 1, {.gpu_bytes = 8 * kGiB}).text,
               HasSubstr("optimizer.offload_buffer = 0: a rank needs"));
-  EXPECT_THAT(
-      choose_memory(run, 1, {.gpu_bytes = 8 * kGiB}).text,
-      HasSubstr("of 7.60 GiB, 95 % of 8.00 GiB that the GPU has for it; it does not fit even without a buffer"));
+  EXPECT_THAT(choose_memory(run, 1, {.gpu_bytes = 8 * kGiB}).text,
+              HasSubstr("of 7.60 GiB, 95 % of 8.00 GiB that the GPU has for it, which leaves nothing for a buffer"));
   EXPECT_EQ(gib_for(run, 0), 0) << "other programs hold all of the GPU";
 }
 

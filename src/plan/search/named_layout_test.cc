@@ -98,5 +98,20 @@ TEST(NamedLayouts, ErrorsGiveTheFailedEquation) {
     EXPECT_THAT(refusal(set, "train.micro_batch=3"), HasSubstr("must be a multiple of micro_batch * dp")) << set;
 }
 
+// The error says which key leaves no layout: the batch is not the reason.
+TEST(NamedLayouts, NamesTheReasonForNoLayout) {
+  PartLibrary parts;
+  const auto refusal = [&](const std::vector<std::string>& set, int64_t ranks) {
+    return refused([&] { search(parts, recipe("moe_one_gpu.toml", set), ranks, machine("h100"), {}, {}); });
+  };
+  EXPECT_THAT(refusal({"parallel.dispatcher=alltoall", "run.graph=false"}, 1),
+              HasSubstr("only layouts with other values of the keys that --set names are valid; --set keeps "
+                        "parallel.dispatcher = \"alltoall\": leave some of it out"));
+  EXPECT_THAT(refusal({"train.global_batch=5"}, 13),
+              HasSubstr("train.global_batch = 5 must be a multiple of micro_batch * dp"));
+  EXPECT_THAT(refusal({"optimizer.name=muon", "optimizer.grad=bf16"}, 2),
+              HasSubstr("the first that was tried is refused: optimizer.name = \"muon\" makes its updates in"));
+}
+
 }  // namespace
 }  // namespace moebius

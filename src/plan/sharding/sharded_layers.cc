@@ -70,8 +70,7 @@ class ShardedStep {
       const auto& first = layer.first_weights.empty() ? layer.weights : layer.first_weights;
       first_gather_.push_back(exchange_of(c, first, GroupCall::all_gather));
       gather_.push_back(exchange_of(c, layer.weights, GroupCall::all_gather));
-      const double host_s =
-          layer.host_bytes > 0 && c.machine.is_gpu ? layer.host_bytes / (c.machine.link_gb_s * 1e9) : 0;
+      const double host_s = layer.host_bytes > 0 && c.machine.is_gpu ? layer.host_bytes / c.machine.one_way_link() : 0;
       for (Exchange* each : {&first_gather_.back(), &gather_.back()}) each->all_s = std::max(each->all_s, host_s);
       sum_.push_back(exchange_of(c, layer.gradients, GroupCall::reduce_scatter));
     }

@@ -1,8 +1,11 @@
 #include "ops/gemm/cpu/dnnl_gemm.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 #include <dnnl.hpp>
 #include <list>
+#include <new>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -36,6 +39,15 @@ dnnl::memory::desc desc_of(const Matrix& x, int64_t rows, int64_t cols) {
   const auto type = x.dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
   const dnnl::memory::dims strides = x.transposed ? dnnl::memory::dims{1, x.ld} : dnnl::memory::dims{x.ld, 1};
   return {{rows, cols}, type, strides};
+}
+
+// oneDNN reads and writes address 0 if it gets no memory for the code that it generates. So the limit of addresses is
+// tried first, with a few times the bytes of one primitive.
+void check_memory_of_code() {
+  constexpr size_t kBytes = size_t{2} << 20;
+  void* const probe = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (probe == MAP_FAILED) throw std::bad_alloc();
+  ::munmap(probe, kBytes);
 }
 
 // A primitive with memory objects, whose pointers are set for each call.
@@ -77,6 +89,7 @@ class Primitives {
       entries_.splice(entries_.begin(), entries_, it->second);
       return it->second->second;
     }
+    check_memory_of_code();
     if (entries_.size() >= kMaxPrimitives) {
       index_.erase(entries_.back().first);
       entries_.pop_back();
@@ -100,6 +113,7 @@ void dnnl_gemm(const TileGemm& g) {
   try {
     primitives.run(g);
   } catch (const dnnl::error& e) {
+    if (e.status == dnnl_out_of_memory) throw std::bad_alloc();
     MOEBIUS_FAIL(internal, "dnnl_gemm: oneDNN refused {} x {} x {}: {}", g.m, g.n, g.k, e.what());
   }
 }

@@ -1,6 +1,11 @@
 #include "ops/gemm/cpu/tile_gemm.h"
 
 #include <omp.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <new>
 
 #include "ops/cpu/testing.h"
 #include "ops/gemm/cpu/dnnl_gemm.h"
@@ -31,6 +36,44 @@ Values part_of(const Values& x, int64_t ld, int64_t rows, int64_t cols) {
 
 // A CPU can run the kernels that it prefers.
 TEST(TileGemm, UsesInstructionsOfThisCpu) { EXPECT_TRUE(runs_widened() || onednn_multiplies(DType::bf16)); }
+
+// Ends with code 7 if the product of a new shape throws std::bad_alloc at a limit of addresses.
+[[noreturn]] void multiply_at_a_limit() {
+  Array a = Array::normal({8, 8}, DType::f32, 1), c = Array::normal({8, 8}, DType::f32, 2);
+  const auto product = [&](int64_t k) {
+    dnnl_gemm({.c = {c.tensor().data, 8, DType::f32},
+               .a = {a.tensor().data, 8, DType::f32, false},
+               .b = {a.tensor().data, 8, DType::f32, false},
+               .m = 8,
+               .n = 8,
+               .k = k});
+  };
+  product(8);
+  rlimit none{.rlim_cur = 0, .rlim_max = RLIM_INFINITY};  // what the process has stays
+  if (::setrlimit(RLIMIT_AS, &none) != 0) std::_Exit(1);
+  product(8);
+  try {
+    for (int64_t k = 1; k < 8; ++k) product(k);
+  } catch (const std::bad_alloc&) {
+    std::_Exit(7);
+  }
+  std::_Exit(0);
+}
+
+// Sanitizers reserve terabytes of addresses and cannot run under a limit on them.
+bool reserves_terabytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t pages = 0;
+  statm >> pages;
+  return pages > (int64_t{1} << 40) / 4096;
+}
+
+// oneDNN itself would end the process with SIGSEGV.
+TEST(TileGemm, LackOfMemoryForCodeIsReported) {
+  if (reserves_terabytes()) GTEST_SKIP() << "a sanitizer holds the address space";
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(multiply_at_a_limit(), ::testing::ExitedWithCode(7), "");
+}
 
 // Leading dimensions beyond the rows; memory between the rows of c is not written.
 TEST_P(TileGemmTest, EqualsTheReferenceInsideLargerMatrices) {
