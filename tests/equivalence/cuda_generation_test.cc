@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
+#include "core/trace.h"
 #include "device/accelerator.h"
+#include "device/gpu_limits.h"
 #include "infer/generate.h"
 #include "tests/equivalence/gpu_specs.h"
 
@@ -113,6 +116,83 @@ TEST(OnGpuGeneration, CapturedTokensAreTheEagerOnes) {
     }
     EXPECT_EQ(texts_with(DeviceKind::cuda, {DType::f32}, true, 1, top_k),
               texts_with(DeviceKind::cpu, {DType::f32}, true, 1, top_k));
+  }
+}
+
+// A model for which a Hopper GPU runs the kernels of one token, and other numbers of rows run the separate ops.
+ModelSpec one_token_model(bool has_sinks) {
+  ModelSpec m = wide_spec_on(DeviceKind::cuda, DType::bf16).model;
+  m.num_heads = 8;
+  m.num_kv_heads = 2;
+  m.head_dim = 128;
+  m.moe_layers = {true, true, true};
+  m.shared_intermediate_size = 0;
+  m.shared_expert_gate = false;
+  m.max_position_embeddings = 150;
+  m.sliding_window = 40;
+  m.sliding_layers = {false, true, false};
+  m.attention_sinks = has_sinks;
+  m.check();
+  return m;
+}
+
+// Logits of a text's tokens, fed one by one. others: how many other texts have a row in each pass.
+struct FedText {
+  std::vector<std::vector<float>> logits;
+  std::map<std::string, OpTotal> ops;
+  bool on_hopper = false;
+};
+FedText feed_text(const ModelSpec& model, bool graph, int64_t others) {
+  EngineSpec spec = generation_engine_spec(model, DType::bf16, 150, 2, 256, {}, 2);
+  spec.device = spec.target = DeviceKind::cuda;
+  spec.graph = graph;
+  Engine engine(spec);
+  initialised(engine);
+  const int64_t N = 1 + others, first[] = {5, 70};
+  std::vector<float> logits(N * model.vocab_size);
+  for (int64_t n = 0; n < N; ++n) {
+    std::vector<int32_t> prompt(first[n]);
+    for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>((i * 37 + n) % 127);
+    feed_tokens(engine, prompt, 0, logits, n);
+  }
+  FedText text;
+  Trace trace;
+  if (!graph) engine.set_trace(&trace);  // traced passes are eager
+  for (int64_t i = 0; i < 70; ++i) {
+    std::vector<CachedRun> runs;
+    MicroBatch& batch = engine.batch();
+    batch.training = false;
+    for (int64_t n = 0; n < N; ++n) {
+      runs.push_back({n, first[n] + i, 1});
+      batch.token_T.ptr<int32_t>()[n] = static_cast<int32_t>((i * 13 + 5 * n) % 127);
+      batch.pos_T.ptr<int32_t>()[n] = static_cast<int32_t>(first[n] + i);
+      batch.segment_T.ptr<int32_t>()[n] = static_cast<int32_t>(n);
+    }
+    engine.forward_cached(runs);
+    engine.read_row_logits(logits.data(), 0, N, N);
+    text.logits.emplace_back(logits.begin(), logits.begin() + model.vocab_size);
+  }
+  text.ops = trace.totals();
+  text.on_hopper = uses_hopper_kernels(engine.stream());
+  return text;
+}
+
+// Positions pass pieces of the cache and the window.
+TEST(OnGpuGeneration, OneTextHasTheBitsThatItHasBesideAnother) {
+  const std::string why = Accelerator::why_missing();
+  if (!why.empty()) GTEST_SKIP() << why;
+  for (const bool has_sinks : {false, true}) {
+    const ModelSpec model = one_token_model(has_sinks);
+    const FedText want = feed_text(model, /*graph=*/false, 1);
+    for (const bool graph : {false, true}) {
+      const FedText got = feed_text(model, graph, 0);
+      for (size_t i = 0; i < want.logits.size(); ++i) EXPECT_EQ(got.logits[i], want.logits[i]) << i << graph;
+      if (graph || !got.on_hopper) continue;
+      for (const char* op : {"norm_gemm", "rotated_attention", "norm_router_logits", "token_experts"}) {
+        EXPECT_TRUE(got.ops.contains(op)) << op;
+        EXPECT_FALSE(want.ops.contains(op)) << op;
+      }
+    }
   }
 }
 

@@ -7,8 +7,22 @@
 namespace moebius {
 namespace {
 
+void check(const char* who, const RmsNormFwd& a) {
+  MOEBIUS_CHECK(usage, a.x_TD.shape.rank() == 2, "{}: x must be [T, D]; got {}", who, to_string(a.x_TD));
+  const DType dtype = a.x_TD.dtype;
+  const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1);
+  check_tensor(who, "x", a.x_TD, dtype, {T, D});
+  check_tensor(who, "y", a.y_TD, dtype, {T, D});
+  check_tensor(who, "rstd", a.rstd_T, DType::f32, {T});
+  check_tensor(who, "norm.w", a.w_D, dtype, {D});
+  if (a.residual_TD.empty()) return;
+  check_tensor(who, "residual", a.residual_TD, dtype, {T, D});
+  check_tensor(who, "sum", a.sum_TD, dtype, {T, D});
+}
+
 void check(const NormGemm& a) {
   constexpr const char* who = "norm_gemm";
+  check(who, a.norm);
   const Tensor& x = a.norm.y_TD;
   MOEBIUS_CHECK(usage, a.w_ND.shape.rank() == 2 && x.shape.rank() == 2, "{}: w and norm.y must be matrices; got {}, {}",
                 who, to_string(a.w_ND), to_string(x));
@@ -19,6 +33,14 @@ void check(const NormGemm& a) {
 }
 
 void check(const NormRouterLogits& a) {
+  constexpr const char* who = "norm_router_logits";
+  check(who, a.norm);
+  MOEBIUS_CHECK(usage, a.logits.w_ED.shape.rank() == 2, "{}: w must be [E, D]; got {}", who, to_string(a.logits.w_ED));
+  const int64_t T = a.norm.x_TD.dim(0), D = a.norm.x_TD.dim(1), E = a.logits.w_ED.dim(0);
+  const DType w = a.logits.w_ED.dtype == DType::f32 ? DType::f32 : a.norm.x_TD.dtype;
+  check_tensor(who, "w", a.logits.w_ED, w, {E, D});
+  check_tensor(who, "logits", a.logits.logits_TE, DType::f32, {T, E});
+  if (!a.logits.bias_E.empty()) check_tensor(who, "bias", a.logits.bias_E, DType::f32, {E});
   MOEBIUS_CHECK(usage, a.logits.x_TD.data == a.norm.y_TD.data && a.logits.x_TD.shape == a.norm.y_TD.shape,
                 "norm_router_logits: x of the logits must be y of the norm; got {}, {}", to_string(a.logits.x_TD),
                 to_string(a.norm.y_TD));
@@ -31,6 +53,25 @@ void check(const RotatedAttention& a) {
                     x.v_NGd.data == a.rope.v_TGd.data && x.pos_N.data == a.rope.pos_T.data,
                 "rotated_attention: q, k, v and positions of the attention must be those of rope; got {}, {}",
                 to_string(x.q_NHd), to_string(a.rope.q_THd));
+  constexpr const char* who = "rotated_attention";
+  MOEBIUS_CHECK(usage, x.q_NHd.shape.rank() == 3 && x.k_UGd.shape.rank() == 3,
+                "{}: q and the cached k must be [rows, heads, d]; got {} and {}", who, to_string(x.q_NHd),
+                to_string(x.k_UGd));
+  const DType dtype = x.q_NHd.dtype;
+  const int64_t N = x.q_NHd.dim(0), H = x.q_NHd.dim(1), d = x.q_NHd.dim(2), U = x.k_UGd.dim(0), G = x.k_UGd.dim(1);
+  MOEBIUS_CHECK(usage, G > 0 && H % G == 0 && x.max_tokens > 0 && U % x.max_tokens == 0,
+                "{}: the heads of k must divide those of q, and max_tokens {} the cache; got q {} and k {}", who,
+                x.max_tokens, to_string(x.q_NHd), to_string(x.k_UGd));
+  check_tensor(who, "o", x.o_NHd, dtype, {N, H, d});
+  check_tensor(who, "lse", x.lse_NH, DType::f32, {N, H});
+  check_tensor(who, "cached k", x.k_UGd, dtype, {U, G, d});
+  check_tensor(who, "cached v", x.v_UGd, dtype, {U, G, d});
+  check_tensor(who, "pos", x.pos_N, DType::i32, {N});
+  check_tensor(who, "sequence", x.sequence_N, DType::i32, {N});
+  check_tensor(who, "qkv", a.rope.qkv_TC, dtype, {N, (H + 2 * G) * d});
+  check_tensor(who, "the table", a.rope.cos_sin_Pd, DType::f32, {a.rope.cos_sin_Pd.dim(0), d});
+  if (!a.rope.q_norm_d.empty()) check_tensor(who, "q_norm", a.rope.q_norm_d, dtype, {d});
+  if (!a.rope.k_norm_d.empty()) check_tensor(who, "k_norm", a.rope.k_norm_d, dtype, {d});
 }
 
 void check(const TokenExperts& a) {

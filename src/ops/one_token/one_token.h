@@ -21,7 +21,8 @@ struct NormGemm {
 void norm_gemm(Stream& s, const NormGemm& a);
 
 // rope_fwd(rope), then cached_attention_fwd(attention), whose q, k and v are those of rope. Where one kernel does both,
-// these three are not written; elsewhere the two ops run.
+// these three are not written; elsewhere the two ops run. REQUIRES: the weights of the norms were written before the
+// previous kernel began.
 struct RotatedAttention {
   CachedAttentionFwd attention;
   RopeFwd rope;
@@ -41,7 +42,7 @@ void norm_router_logits(Stream& s, const NormRouterLogits& a);
 //   a[k,:]       = activation of expert_up for choice k, with few_rows     (rounded)
 //   y            = combine of expert_down of a, with few_rows, whose rows are rounded too
 //
-// The experts are all on this GPU. a_KF is scratch.
+// The experts are all on this GPU. a_KF is scratch. REQUIRES: w2 was written before this op was called.
 struct TokenExperts {
   Tensor y_1D, topk_1K, weight_1K;  // out
   Tensor a_KF;                      // scratch

@@ -2,6 +2,8 @@
 // route_fwd, so that no kernel waits for one that does nothing else.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/one_token/one_token.h"
 #include "ops/routing/cuda/choose_row.h"
 
@@ -15,9 +17,15 @@ struct ChoiceRow {
   int32_t chosen_K[kMaxTokenChoices];
 };
 
-// One warp chooses. kExperts: 32 times the experts of a lane. With kWeighs it also writes a.weight_TK.
-template <int kExperts, bool kWeighs>
-__device__ __forceinline__ void choose_experts(const Choose& a, ChoiceRow& shared) {
+// The same of a warp that also computes their weights.
+struct WeighedRow : ChoiceRow {
+  float logits_E[kMaxTokenExperts], weight_K[kMaxTokenChoices];
+};
+
+// One warp chooses. kExperts: 32 times the experts of a lane. Row: WeighedRow for the weights too. The logits are read
+// past L1, which may hold those of an earlier layer while kernels overlap; layers may share their memory.
+template <int kExperts, class Row>
+__device__ __forceinline__ void choose_experts(Choose a, Row& shared) {
   constexpr int N = kExperts / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
   const ChooseRow row{shared.value_E, shared.chosen_K};
@@ -29,7 +37,14 @@ __device__ __forceinline__ void choose_experts(const Choose& a, ChoiceRow& share
   }
   score_row(a.score, logits, a.num_experts, lane, s);
   choose_row(a, row, 0, lane, s);
-  if constexpr (kWeighs) weigh_row<1>(a, row, 0, lane, s);
+  if constexpr (std::is_same_v<Row, WeighedRow>) {
+#pragma unroll
+    for (int r = 0; r < N; ++r) shared.logits_E[r * kWarpSize + lane] = logits[r];
+    __syncwarp();
+    a.logits_TE = shared.logits_E;
+    a.weight_TK = shared.weight_K;
+    weigh_row<1>(a, row, 0, lane, s);
+  }
   __syncwarp();
 }
 

@@ -14,8 +14,9 @@ namespace {
 
 constexpr int kSteps = 2, kStages = 4;  // a ring holds 2048 of k, all of a row of common widths
 constexpr int kBlocksTogether = 3;
-constexpr int64_t kMaxSharedK = 4096;
+constexpr int kMaxSharedK = 4096;
 using GemmRing = WeightRing<kSteps, kStages>;
+constexpr int kMaxShared = GemmRing::kBytes + kMaxSharedK * 2;
 
 struct Params {
   const char* w;
@@ -80,7 +81,7 @@ void run_gemm(Stream& s, const NormGemm& a) {
   const int64_t blocks =
       std::min<int64_t>(N / kStreamRows, kBlocksTogether * int64_t{gpu_limits(s).num_multiprocessors});
   const auto shared = GemmRing::kBytes + narrow<int>(K * 2);
-  MOEBIUS_CUDA(cudaFuncSetAttribute(norm_gemm_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(norm_gemm_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxShared));
   const LaunchShape how{
       .blocks = static_cast<unsigned>(blocks), .threads = kStreamThreads, .shared_bytes = static_cast<size_t>(shared)};
   launch_kernel(s, true, how, norm_gemm_kernel, p);

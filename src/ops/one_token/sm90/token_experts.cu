@@ -20,8 +20,8 @@ using sm80::WordActivation;
 
 constexpr int kHalf = kStreamRows / 2;  // gate rows of a tile, and the up rows of the same columns
 constexpr int kUpSteps = 2, kUpStages = 3, kUpBlocks = 3;
-constexpr int kDownBytes = 200 << 10;       // of the ring of the second kernel, at most
-constexpr int64_t kMaxRowBytes = 14 << 10;  // of x, and of all activations, in shared memory
+constexpr int kDownBytes = 200 << 10;   // of the ring of the second kernel, at most
+constexpr int kMaxRowBytes = 14 << 10;  // of x, and of all activations, in shared memory
 using UpRing = WeightRing<kUpSteps, kUpStages>;
 
 struct UpParams {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kStreamThreads, kUpBlocks) token_up_kernel(UpP
   const int32_t tiles = p.F / kHalf, items = tiles * p.choice.top_k;
   const auto first_item = static_cast<int32_t>(blockIdx.x), stride = static_cast<int32_t>(gridDim.x);
   if (threadIdx.x >= kStreamMultiplying) {
-    choose_experts<kExperts, false>(p.choice, shared.choice);
+    choose_experts<kExperts>(p.choice, shared.choice);
     named_barrier_arrive(kAllBarrier, kStreamThreads);
     WeightCopies<kUpSteps, kUpStages> copies(stages, shared.ring);
     const int row = static_cast<int>(threadIdx.x % kStreamRows);
@@ -113,9 +113,9 @@ template <class R>
 struct alignas(16) DownShared {
   float of_warps[kMaxTokenChoices][kStreamWarps][kStreamRows];
   float rows[kMaxTokenChoices][kStreamRows];
-  float weight_K[kMaxTokenChoices];
   R ring;
-  ChoiceRow choice, weighed;
+  ChoiceRow choice;
+  WeighedRow weighed;
 };
 
 // A block owns 16 columns of y, for all of the token's experts.
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) token_down_kernel(DownParam
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kStreamRows;
   const int top_k = p.choice.top_k, warp = static_cast<int>(threadIdx.x / 32);
   if (warp == kStreamWarps) {
-    choose_experts<kExperts, false>(p.choice, shared.choice);
+    choose_experts<kExperts>(p.choice, shared.choice);
     named_barrier_arrive(kAllBarrier, kStreamThreads);
     WeightCopies<kSteps, kStages> copies(stages, shared.ring);
     const int row = static_cast<int>(threadIdx.x % kStreamRows);
@@ -142,9 +142,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) token_down_kernel(DownParam
     return;
   }
   if (warp == 0) {
-    Choose weighed = p.choice;
-    weighed.weight_TK = shared.weight_K;
-    choose_experts<kExperts, true>(weighed, shared.weighed);
+    choose_experts<kExperts>(p.choice, shared.weighed);
   }
   wait_for_inputs();
   for (int i = static_cast<int>(threadIdx.x); i < top_k * (p.F / 8); i += kStreamMultiplying)
@@ -152,7 +150,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) token_down_kernel(DownParam
   named_barrier_sync(kAllBarrier, kStreamThreads);
   if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < top_k) {
     p.choice.topk_TK[threadIdx.x] = shared.choice.chosen_K[threadIdx.x];
-    p.choice.weight_TK[threadIdx.x] = shared.weight_K[threadIdx.x];
+    p.choice.weight_TK[threadIdx.x] = shared.weighed.weight_K[threadIdx.x];
   }
   WeightProducts<kSteps, kStages> products(stages, shared.ring);
   for (int k = 0; k < top_k; ++k) products.multiply_tile(shared.of_warps[k][warp], smem_addr(a) + k * p.F * 2, p.F);
@@ -165,7 +163,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) token_down_kernel(DownParam
   named_barrier_sync(kMultiplyingBarrier, kStreamMultiplying);
   if (threadIdx.x >= kStreamRows) return;
   float sum = 0;
-  for (int j = 0; j < top_k; ++j) sum += shared.weight_K[j] * shared.rows[j][row];
+  for (int j = 0; j < top_k; ++j) sum += shared.weighed.weight_K[j] * shared.rows[j][row];
   set(p.y[first + row], sum);
 }
 
@@ -182,7 +180,8 @@ void launch_up(Stream& s, const TokenExperts& a) {
                    .K = narrow<int32_t>(w.dim(2))};
   const auto shared = UpRing::kBytes + p.K * 2;
   const auto kernel = token_up_kernel<kExperts>;
-  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  MOEBIUS_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, UpRing::kBytes + kMaxRowBytes));
   const int64_t blocks =
       std::min<int64_t>(int64_t{p.F / kHalf} * p.choice.top_k, kUpBlocks * int64_t{gpu_limits(s).num_multiprocessors});
   const LaunchShape how{
@@ -204,7 +203,8 @@ void launch_down(Stream& s, const TokenExperts& a) {
                      .N = narrow<int32_t>(w.dim(1))};
   const auto shared = WeightRing<kSteps, kStages>::kBytes + p.choice.top_k * p.F * 2;
   const auto kernel = token_down_kernel<kExperts, kSteps, kStages>;
-  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    WeightRing<kSteps, kStages>::kBytes + kMaxRowBytes));
   const LaunchShape how{.blocks = static_cast<unsigned>(p.N / kStreamRows),
                         .threads = kStreamThreads,
                         .shared_bytes = static_cast<size_t>(shared)};
