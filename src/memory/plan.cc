@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/alignment.h"
+
 namespace moebius {
 
 std::string_view name_of(Life life) {
@@ -28,24 +30,6 @@ void MemoryPlan::declare(Tensor& view, std::string name, Shape shape, DType dtyp
   place(entries_.back());
 }
 
-namespace {
-
-// Returns the alignment in bytes. Quantised elements have that of f32, beside which they are planned, so that the total
-// does not depend on the order of tensors.
-int64_t alignment_of(DType dtype) {
-  switch (dtype) {
-    case DType::f8_e4m3:
-    case DType::f8_e5m2:
-    case DType::f4_e2m1:
-    case DType::e8m0:
-      return MemoryPlan::kAlign * size_of(DType::f32);
-    default:
-      return MemoryPlan::kAlign * size_of(dtype);
-  }
-}
-
-}  // namespace
-
 void MemoryPlan::place_rows(Entry& e) {
   constexpr int64_t kAlignBytes = SpillBuffer::kAlignBytes;
   e.offset = rows_extent_;
@@ -65,7 +49,7 @@ void MemoryPlan::place(Entry& e) {
   int64_t& used = used_[static_cast<int>(e.life)];
   int64_t& bytes = bytes_[static_cast<int>(e.life)];
   if (e.reuses) used = 0;
-  const int64_t align = e.is_joined ? kAlign * size_of(e.view->dtype) : alignment_of(e.view->dtype);
+  const int64_t align = e.is_joined ? kAlign * size_of(e.view->dtype) : align_bytes(e.view->dtype);
   e.offset = div_ceil(used, align) * align;
   used = e.offset + div_ceil(e.view->num_bytes(), align) * align + e.free_bytes;
   bytes = std::max(bytes, used);

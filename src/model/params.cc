@@ -152,7 +152,6 @@ void ParamTable::keep_states(size_t i) {
 }
 
 void ParamTable::keep_owned_weights(size_t i, const OwnedPiece& piece) {
-  MOEBIUS_ASSERT(is_drawn(params_[i]));  // a quantised frozen base is read whole
   plan_.withdraw(params_[i].w);
   params_[i].kept_weights = piece;
 }

@@ -6,6 +6,7 @@
 #include "checkpoint/reader.h"
 #include "io/json_text.h"
 #include "model/layers/precision_of.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/quantize/quantize.h"
 #include "weights/import.h"
 #include "weights/source.h"
@@ -60,6 +61,36 @@ namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 26;  // in memory at a time, besides the model
 
+// Rows of a parameter that are read at a time. Of sharded weights a rank has memory only for what it owns, so it reads
+// the rows into scratch and keeps its share of them.
+class BlockRows {
+ public:
+  BlockRows(const Stream& s, const Param& p, int64_t first_row, const Shape& shape)
+      : p_(p), range_{.begin = first_row * shape[1], .count = shape.numel()} {
+    if (p.shards_weights()) {
+      scratch_ = Buffer(s.device(), bytes_of(p.w.dtype, range_.count));
+      tensor_ = {.data = scratch_.data(), .shape = shape, .dtype = p.w.dtype, .device = s.device()};
+    } else {
+      tensor_ = p.w.view({p.w.numel()}).rows(range_.begin, range_.end()).view(shape);
+    }
+  }
+  const Tensor& tensor() const { return tensor_; }
+  void keep(Stream& s) const {
+    if (!p_.shards_weights()) return;
+    const ElementRange here = common(p_.owned, range_);
+    if (here.count == 0) return;
+    copy(s, p_.owned_weights().rows(here.begin - p_.owned.begin, here.end() - p_.owned.begin),
+         tensor_.view({range_.count}).rows(here.begin - range_.begin, here.end() - range_.begin));
+    synchronize(s);  // scratch is in use until then
+  }
+
+ private:
+  const Param& p_;
+  ElementRange range_;  // elements of the parameter
+  Buffer scratch_;
+  Tensor tensor_;
+};
+
 // The block of one part: the weights that ops read, and the masters of what this rank owns of it.
 class PartLoader {
  public:
@@ -84,19 +115,18 @@ class PartLoader {
     const int64_t most = std::max(block.rows, kMaxElements / here[1] / block.rows * block.rows);
     for (int64_t begin = 0; begin < here[0]; begin += most) {
       const int64_t end = std::min(begin + most, here[0]);
-      const Operand to(
-          rows_of(p.w, part.offset / here[1] + begin, end - begin, here[1]),
-          rows_of(scales.w, first_block_row(p, part) + begin / block.rows, div_ceil(end - begin, block.rows), across),
-          layout);
+      BlockRows data(s_, p, part.offset / here[1] + begin, {end - begin, here[1]}),
+          block_scales(s_, scales, first_block_row(p, part) + begin / block.rows,
+                       {div_ceil(end - begin, block.rows), across});
+      const Operand to(data.tensor(), block_scales.tensor(), layout);
       layout == on_disk ? copy_blocks(entry, part, begin, to) : quantise_blocks(entry, part, begin, to);
+      data.keep(s_);
+      block_scales.keep(s_);
     }
   }
   const std::vector<NotFinite>& not_finite() const { return not_finite_; }
 
  private:
-  static Tensor rows_of(const Tensor& whole, int64_t begin, int64_t count, int64_t columns) {
-    return whole.view({whole.numel()}).rows(begin * columns, (begin + count) * columns).view({count, columns});
-  }
   // Returns the first row of a part's scales. Each matrix of the parameter has whole blocks.
   static int64_t first_block_row(const Param& p, const ParamPart& part) {
     const int rank = p.spec.shape.rank();

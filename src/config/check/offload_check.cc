@@ -55,11 +55,6 @@ void check_offload_weights(const RunSpec& s, int64_t world_size) {
                 "memory.offload \"weights\": {} ranks hold the weights of a stage, and each would keep a copy of "
                 "some of them in host memory; set parallel.fsdp = true, so that each keeps a shard{}",
                 world_size / s.parallel.pp, where);
-  MOEBIUS_CHECK(
-      usage, s.lora.base == LoraBase::compute,
-      "memory.offload \"weights\" cannot move the blocks of lora.base = \"{}\", which stay on the device; set "
-      "lora.base = \"compute\", or remove \"weights\"{}",
-      s.lora.base == LoraBase::mxfp4 ? "mxfp4" : "fp8_block", where);
 }
 
 }  // namespace moebius

@@ -5,6 +5,7 @@
 
 #include "core/block_code.h"
 #include "engine/engine_memory.h"
+#include "memory/alignment.h"
 #include "model/moe/expert_rows.h"
 #include "parallel/optim/matrix_batches.h"
 #include "parallel/optim/optimizer.h"
@@ -14,7 +15,7 @@
 namespace moebius {
 namespace {
 
-// Adds weights, which begin at a multiple of MemoryPlan::kAlign of their own elements.
+// Adds weights that are joined, which begin at a multiple of MemoryPlan::kAlign of their own elements.
 void add_weights(RankMemory& m, int64_t numel, DType dtype) {
   int64_t& bytes = m.life[static_cast<size_t>(Life::param)];
   const int64_t align = MemoryPlan::kAlign * size_of(dtype);
@@ -26,8 +27,8 @@ void add(RankMemory& m, Life life, int64_t bytes) { m.life[static_cast<size_t>(l
 // Adds a tensor after the others of its life, as the plan places it.
 void place(RankMemory& m, Life life, int64_t numel, DType dtype) {
   int64_t& bytes = m.life[static_cast<size_t>(life)];
-  const int64_t align = MemoryPlan::kAlign * size_of(dtype);
-  bytes = div_ceil(bytes, align) * align + aligned_numel(numel) * size_of(dtype);
+  const int64_t align = align_bytes(dtype);
+  bytes = div_ceil(bytes, align) * align + div_ceil(bytes_of(dtype, numel), align) * align;
 }
 
 template <class Body>
@@ -196,10 +197,10 @@ void add_sharded_layers(RankMemory& m, const EngineSpec& spec, const std::vector
   for (const auto* buckets : {&trained, &frozen})
     for (const ParamBucket& bucket : *buckets) {
       if (!bucket.shards_weights) continue;
-      weights[bucket.layer] += bucket.numel * size_of(bucket.dtype);
+      weights[bucket.layer] += bytes_of(bucket.dtype, bucket.numel);
       // In staging memory a rank has what it gives to gathers: its share, or the larger shard.
       if (spec.offload_weights && group_size(spec.mesh, bucket.axis) > 1)
-        staged[bucket.layer] += bucket.numel / shard_size(spec.mesh, bucket.axis) * size_of(bucket.dtype);
+        staged[bucket.layer] += bytes_of(bucket.dtype, bucket.numel / shard_size(spec.mesh, bucket.axis));
     }
   for (const ParamBucket& bucket : trained)
     if (bucket.shards_gradients) {
@@ -230,7 +231,7 @@ void add_params(RankMemory& m, const EngineSpec& spec, const RankHeld& held, con
     if (p->kind == ParamKind::state)
       add(m, Life::state, aligned_numel(p->numel) * size_of(p->dtype));
     else
-      add_weights(m, aligned_numel(p->numel), p->dtype);
+      place(m, Life::param, p->numel, p->dtype);
   }
   const OptimizerSpec& optimizer = spec.optimizer.value();
   const std::vector<ParamBucket>&buckets = held.trained, &frozen = held.frozen;
