@@ -45,13 +45,21 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
 
 float weight_of(int64_t k, int64_t K) { return static_cast<float>(k + 1) / static_cast<float>(K); }
 
-DispatcherKind kind_of(const DispatchBenchSpec& spec, const MeshShape& mesh, const BenchShape& shape) {
+// Returns the dispatcher that a training run has on these ranks. `auto` tests which memory they can access, and on GPUs
+// means steps that may be captured.
+DispatcherKind kind_of(const DispatchBenchSpec& spec, Stream& s, const Mesh& mesh, const BenchShape& shape) {
+  const bool on_gpu = spec.device == DeviceKind::cuda;
+  const bool is_open = spec.dispatcher == DispatcherKind::automatic && mesh.shape().world() > 1;
   return resolve_dispatcher({.asked = spec.dispatcher,
-                             .ep = mesh.ep,
-                             .etp = mesh.etp,
+                             .ep = mesh.shape().ep,
+                             .etp = mesh.shape().etp,
                              .top_k = shape.K,
-                             .on_gpu = spec.device == DeviceKind::cuda,
-                             .ranks_per_node = spec.ranks_per_node})
+                             .num_experts = shape.E,
+                             .captures = is_open && on_gpu,
+                             .on_gpu = on_gpu,
+                             .ranks_per_node = spec.ranks_per_node,
+                             .element_bytes = kRowElement,
+                             .peers = is_open ? peer_reach(s, mesh) : PeerReach{}})
       .kind;
 }
 
@@ -63,13 +71,14 @@ class DispatchRank {
         device_(spec.device, world, spec.threads),
         mesh_(mesh_of(spec, world.size()), world, device_.links.get()),
         shape_(shape_of(spec, mesh_.shape())),
+        kind_(kind_of(spec, device_.stream, mesh_, shape_)),
         window_(make_window()),
-        dispatcher_(make_dispatcher(kind_of(spec, mesh_.shape(), shape_), {.num_experts = shape_.E,
-                                                                           .top_k = shape_.K,
-                                                                           .max_tokens = shape_.T(),
-                                                                           .mesh = &mesh_,
-                                                                           .window = window_.get(),
-                                                                           .layer = "the bench"})),
+        dispatcher_(make_dispatcher(kind_, {.num_experts = shape_.E,
+                                            .top_k = shape_.K,
+                                            .max_tokens = shape_.T(),
+                                            .mesh = &mesh_,
+                                            .window = window_.get(),
+                                            .layer = "the bench"})),
         handle_(dispatcher_->declare_saved(plan_, "handle")) {
     if (on_gpu()) set_kernel_choice(*device_.gpu, spec.kernels);
     if (spec.sms > 0 && on_gpu()) device_.gpu->state<BlockLimit>().blocks = spec.sms;
@@ -86,7 +95,7 @@ class DispatchRank {
   bool local() const { return mesh_.shape().world() == 1; }
   // REQUIRES: not local().
   DispatcherKind kind() const {
-    if (window_) return spec_.dispatcher;
+    if (window_) return kind_;
     const bool gathers = dynamic_cast<const AllGatherDispatcher*>(dispatcher_.get()) != nullptr;
     return gathers ? DispatcherKind::allgather : DispatcherKind::alltoall;
   }
@@ -241,7 +250,7 @@ class DispatchRank {
   std::unique_ptr<DirectWindow> make_window() {
     const DirectSizes sizes{
         .max_tokens = shape_.T(), .num_experts = shape_.E, .top_k = shape_.K, .width = shape_.D, .dtype = DType::bf16};
-    return make_direct_window(plan_, mesh_, sizes, spec_.dispatcher, /*num_moe_layers=*/1);
+    return make_direct_window(plan_, mesh_, sizes, kind_, /*num_moe_layers=*/1);
   }
   void make_route() {
     const int64_t T = shape_.T(), E = shape_.E, K = shape_.K;
@@ -282,6 +291,7 @@ class DispatchRank {
   RankDevice device_;
   Mesh mesh_;
   BenchShape shape_;
+  DispatcherKind kind_;
   BenchTensors tensors_{device_.stream};
   MemoryPlan plan_;
   MicroBatch batch_;

@@ -112,6 +112,11 @@ TEST(BenchDispatch, TwoLevelSendsARowOnceToEachNode) {
   EXPECT_NEAR(r.lines[1].across_bytes, across * 32 * 2, 5 * 16 * 32 * 2);
 }
 
+// Threads can write to each other's memory, so a training run on them has the direct dispatcher.
+TEST(BenchDispatch, ChoosesTheDispatcherOfARun) {
+  for (const int ranks : {2, 4}) EXPECT_EQ(bench(ranks, {}).dispatcher, "direct") << ranks;
+}
+
 // Ranks of a node add bf16 first, and their f32 sums cross nodes.
 TEST(BenchDispatch, AllGatherOverNodesSendsTheBytesOfTheFormula) {
   const DispatchBench r = bench(4, {.dispatcher = DispatcherKind::allgather, .ranks_per_node = 2});
