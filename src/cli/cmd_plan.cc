@@ -25,6 +25,7 @@ struct Options {
   int64_t ranks = 1, node_ranks = 0;
   SearchOptions limits;
   bool json = false, search = false, leave_one_out = false;
+  bool has_ranks = false;  // --ranks is given, if only as its default
 };
 
 // Returns the folder that has a machine's file: `machines` of the working directory if the file is there, else the first
@@ -92,7 +93,7 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
     MOEBIUS_CHECK(usage, !is_set(o, swept.key), "plan: --set and --sweep both give {}; leave one of them out",
                   swept.key);
   for (const SweptKey& swept : keys) {
-    MOEBIUS_CHECK(usage, swept.key != "ranks" || o.ranks == 1,
+    MOEBIUS_CHECK(usage, swept.key != "ranks" || !o.has_ranks,
                   "plan: --ranks and --sweep both give the ranks; leave one of them out");
     MOEBIUS_CHECK(usage, swept.key != "precision.recipe" || o.limits.recipes.empty(),
                   "plan: --recipes and --sweep both give precision.recipe; leave one of them out");
@@ -164,7 +165,7 @@ void check_options(const Options& o) {
                             limits.recipes[i]) == limits.recipes.begin() + static_cast<int64_t>(i),
                   "--recipes: {} is given twice; leave one of them out", limits.recipes[i]);
   const bool has_run = !o.recipe.empty() || !o.machine.empty() || o.search || !o.sweep.empty() || !o.assume.empty() ||
-                       !o.overrides.empty() || o.ranks != 1 || o.node_ranks != 0 || !o.trace.empty() ||
+                       !o.overrides.empty() || o.has_ranks || o.node_ranks != 0 || !o.trace.empty() ||
                        !o.html.empty() || !o.csv.empty() || !o.svg.empty();
   MOEBIUS_CHECK(usage, o.fit.empty() || !has_run,
                 "plan: the rows of --fit name their recipes, machines, ranks and assumptions; leave out all options "
@@ -210,7 +211,7 @@ void add_plan(Cli& cli) {
   const auto several = [](Argument* option) { option->repeatable(); };
   command->add_option("RECIPE", o->recipe, "the recipe, a TOML file");
   several(command->add_option("--set", o->overrides, "SECTION.KEY=VALUE, instead of the recipe's value"));
-  command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
+  const Argument* ranks = command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
   command->add_option("--machine", o->machine, "the machine: a name from machines/, such as h100, or a machine file");
   several(command->add_option(
       "--assume", o->assume,
@@ -247,7 +248,10 @@ void add_plan(Cli& cli) {
                       "with --fit: write machine files with the fitted shares to this folder");
   add_json_option(*command, o->json);
   add_example(*command, "moebius plan recipes/qwen3_30b_a3b.toml --machine h100 --ranks 16 --search");
-  command->callback([&cli, o] { cli.run = [o, &cli] { return run(*o, cli); }; });
+  command->callback([&cli, o, ranks] {
+    o->has_ranks = ranks->count() > 0;
+    cli.run = [o, &cli] { return run(*o, cli); };
+  });
 }
 
 }  // namespace moebius

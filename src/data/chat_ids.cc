@@ -49,15 +49,16 @@ class TurnFinder {
 
   // Finds the header of an answer between the content of the message before it and that of the next one. A template may
   // print messages before the answer in another way if others follow, for example without their thoughts.
-  // Returns the end of the header's part that is there, which is at least its first line.
+  // Returns the end of the header's part that is there, which is at least its first line that is not empty.
   std::optional<size_t> after_header(size_t i, std::string_view header) const {
-    if (i == 0) return std::nullopt;
+    const size_t first = header.find_first_not_of('\n');
+    if (i == 0 || first == header.npos) return std::nullopt;
     const std::optional<Content> before = content_of(i - 1);
     std::optional<Content> after = content_of(i);
     if (!after && i + 1 < chat_.messages.size()) after = content_of(i + 1);
     if (!before || !after || before->end >= after->begin) return std::nullopt;
     const std::string_view between = std::string_view(text_).substr(before->end, after->begin - before->end);
-    const size_t at = between.find(header.substr(0, header.find('\n')));
+    const size_t at = between.find(header.substr(0, header.find('\n', first)));
     if (at == between.npos) return std::nullopt;
     return before->end + at + common_prefix(between.substr(at), header);
   }

@@ -112,6 +112,20 @@ TEST(Chat, TurnsWithCallsWhoseThoughtsLaterQuestionsRemove) {
   });
 }
 
+// The header of an answer may begin with empty lines. It is not a part of the turn.
+TEST(Chat, HeadersThatBeginWithEmptyLines) {
+  const auto text = [](const std::string& header) {
+    return "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% if loop.last %}!{% endif %}</s>"
+           "{% else %}" +
+           header + "{{ m.content }}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}" + header + "{% endif %}";
+  };
+  const std::string line = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})";
+  EXPECT_EQ(turns(text("\n### Response:\n"), line), "[b</s>]");
+  EXPECT_EQ(turns(text("\n\n### Response:\n"), kTwoTurns), "[b</s>][d</s>]");
+  expect_error(ErrorKind::input, "that prints the messages before it in another way",
+               [&] { turns(text("\n\n"), line); });
+}
+
 TEST(Chat, TurnsThatCannotBeFoundAreRefused) {
   const auto refuse = [](const std::string& text, const std::string& message) {
     expect_error(ErrorKind::input, message, [&] { turns(text, kTwoTurns); });

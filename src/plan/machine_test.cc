@@ -1,5 +1,6 @@
 #include "plan/machine.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -59,6 +60,29 @@ TEST(Machines, CapabilitySaysWhetherHopperKernelsMayRun) {
                               "m.toml");
               }),
               HasSubstr("machine.capability is that of a GPU, and machine.device is \"cpu\"; leave it out"));
+}
+
+// A file may take a figure from that of another machine, and says so in its source.
+TEST(Machines, FiguresOfAnotherMachineAreItsOwn) {
+  const std::vector<std::pair<std::string, std::string>> others{{"as an H100", "h100"},
+                                                                {"as an H200", "h200"},
+                                                                {"that of machines/h100", "h100"},
+                                                                {"that of machines/h200", "h200"}};
+  int compared = 0;
+  for (const std::string& name : known_machines(kMachines)) {
+    const PlanMachine m = load_machine(name, kMachines);
+    for (const MachineFigure& f : machine_figures()) {
+      const std::string key = fmt::format("{}.{}", f.table, f.key);
+      const auto source = m.sources.find(key);
+      if (source == m.sources.end()) continue;
+      for (const auto& [said, other] : others) {
+        if (source->second.find(said) == std::string::npos) continue;
+        EXPECT_DOUBLE_EQ(m.*f.value, load_machine(other, kMachines).*f.value) << name << ", " << key;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GE(compared, 12);
 }
 
 // A run compares the link to its host with the rate that plans for it assume.

@@ -31,6 +31,24 @@ TEST(PlansOfOffload, CopiesInOneDirectionAreAsFastAsOthersWithoutTheirRate) {
   EXPECT_EQ(m.one_way_link(), 45e9);
 }
 
+// A merged pass sends the activations of one micro-batch to the host while it brings back those of another. Of four
+// micro-batches, the passes of three are merged.
+TEST(PlansOfOffload, CopiesOfMergedPassesGoBothWaysAtOnce) {
+  PartLibrary parts;
+  const auto seconds = [&](double both_ways, double one_way, const char* overlap) {
+    PlanMachine m = machine("h100");
+    m.link_gb_s = both_ways;
+    m.link_one_way_gb_s = one_way;
+    const RunSpec run = recipe("bench_qwen3_30b_a3b_8layers.toml",
+                               {"memory.offload=[\"layer_input\"]", "train.micro_batch=1", "train.global_batch=4"});
+    return predict(parts, run, 1, m, parse_assumptions({"system=megatron", overlap})).phases.at("host link");
+  };
+  const double slow = seconds(0.1, 0.1, "expert_overlap=merged"), fast = seconds(0.2, 0.2, "expert_overlap=merged");
+  EXPECT_GT(slow, 1.5 * fast);
+  EXPECT_NEAR(seconds(0.1, 0.2, "expert_overlap=merged"), 0.75 * slow + 0.25 * fast, 1e-9 * slow);
+  EXPECT_EQ(seconds(0.1, 0.2, "expert_overlap=none"), seconds(0.2, 0.2, "expert_overlap=none"));
+}
+
 // With a budget of rows the experts' tensors are in a pool and not among the saved ones.
 TEST(PlansOfMegatron, RecomputedLayersFreeNoMoreThanThereIs) {
   PartLibrary parts;

@@ -264,16 +264,14 @@ void Predicting::add_rank(int64_t pp_rank) {
   of_passes_ = axes_;
 }
 
-// Returns the exposed time of offloaded activations. The copies to the host overlap with the forward pass of their
-// stage, and those back with its backward pass.
+// Returns the exposed time of offloaded activations.
 double Predicting::offload_seconds(int64_t pp_rank) {
   double exposed = 0;
   for (int64_t v = 0; v < layout_.num_virtual(); ++v) {
-    const double copy = offloaded_bytes(layout_.at(pp_rank, v)) / machine_.one_way_link();
     // Each of two separate backward passes copies them back.
     const double copies_back = parts_.pipeline(pp_rank).splits[static_cast<size_t>(v)] ? 2 : 1;
-    exposed += std::max(0.0, copy - stage_of(pp_rank, v).forward.total());
-    exposed += std::max(0.0, copies_back * copy - stage_of(pp_rank, v).backward.total());
+    const double bytes = offloaded_bytes(layout_.at(pp_rank, v));
+    exposed += exposed_copies(context_, stage_of(pp_rank, v), bytes, copies_back);
   }
   return exposed * static_cast<double>(spec_.num_micro_batches);
 }

@@ -74,7 +74,9 @@ TEST(CliPlan, ErrorsNameTheOption) {
           "--recipes and --set both give precision.recipe; leave one of them out");
   refused({"--sweep", "parallel.ep=1,2", "--set", "parallel.ep=2"},
           "--set and --sweep both give parallel.ep; leave one of them out");
-  refused({"--sweep", "ranks=1,2", "--ranks", "4"}, "--ranks and --sweep both give the ranks; leave one of them out");
+  for (const char* ranks : {"1", "4"})  // 1 is the default
+    refused({"--sweep", "ranks=1,2", "--ranks", ranks},
+            "--ranks and --sweep both give the ranks; leave one of them out");
   refused({"--sweep", "precision.recipe=none,mxfp8", "--search", "--recipes", "mxfp8"},
           "--recipes and --sweep both give precision.recipe; leave one of them out");
   refused({"--sweep", "parallel.ep=1,2", "--set", " parallel.ep =2"},

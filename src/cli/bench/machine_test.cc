@@ -1,9 +1,11 @@
 #include "cli/bench/machine.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "core/error.h"
 
@@ -51,6 +53,27 @@ TEST(BenchMachine, WritesAFileThatThePlannerReads) {
   EXPECT_NEAR(m.inside_us, 30, 0.1);
   EXPECT_EQ(m.domain_ranks, 2);
   for (const auto& [key, source] : m.sources) EXPECT_EQ(source.find("noisy"), std::string::npos) << key;
+}
+
+// Plans for a GPU that no file knows assume what the file of an H100 has.
+TEST(BenchMachine, AssumesForAGpuTheFiguresOfAnH100) {
+  MachineMeasurements measured = quiet_machine();
+  measured.is_gpu = true;
+  measured.capability = 90;
+  measured.multiprocessors = 132;
+  measured.datasheet_flops_per_s = 989e12;
+  const PlanMachine m = parse_machine(to_toml(machine_of(measured)), "measured.toml");
+  const PlanMachine h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
+  std::vector<std::string> keys;
+  for (const MachineFigure& f : machine_figures()) {
+    const std::string key = fmt::format("{}.{}", f.table, f.key);
+    const auto source = m.sources.find(key);
+    if (source == m.sources.end() || source->second != "assumed: as an H100") continue;
+    EXPECT_DOUBLE_EQ(m.*f.value, h100.*f.value) << key;
+    keys.push_back(key);
+  }
+  EXPECT_THAT(keys, testing::ElementsAre("rank.exponentials_t_s", "rank.f32_tflops", "rank.portable", "host.link_gb_s",
+                                         "host.link_one_way_gb_s"));
 }
 
 // A median run that takes a third longer than the fastest is no measurement to rely on.

@@ -78,4 +78,14 @@ StageWorks stage_works(const TimeContext& c, LayoutParts& parts, const StageLayo
   return works;
 }
 
+double exposed_copies(const TimeContext& c, const StageWork& stage, double bytes, double copies_back) {
+  const double passes = static_cast<double>(c.spec.num_micro_batches * c.spec.pipeline.num_virtual);
+  const double merged = c.assume.merged_overlap ? merged_passes(c.spec) / passes : 0;
+  const auto at_rate = [&](double link) {
+    const double copy = bytes / link;
+    return std::max(0.0, copy - stage.forward.total()) + std::max(0.0, copies_back * copy - stage.backward.total());
+  };
+  return (1 - merged) * at_rate(c.machine.one_way_link()) + merged * at_rate(c.machine.link_gb_s * 1e9);
+}
+
 }  // namespace moebius
