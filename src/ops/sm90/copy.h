@@ -138,4 +138,14 @@ __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
 __device__ __forceinline__ float low_bf16(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
 
+// Returns the 16 bytes of shared memory at `from`, a multiple of 16.
+__device__ __forceinline__ uint4 load_shared(uint32_t from) {
+  uint4 word;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(from)
+               : "memory");
+  return word;
+}
+
 }  // namespace moebius::cuda

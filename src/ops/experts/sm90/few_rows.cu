@@ -128,15 +128,6 @@ __device__ __forceinline__ void store_words(float* to, const float (&x)[8]) {
   for (int i = 0; i < 8; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
-__device__ __forceinline__ uint4 load_shared(uint32_t from) {
-  uint4 word;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(from)
-               : "memory");
-  return word;
-}
-
 // kRows: of a chunk at most. Y: of the result.
 template <int kRows, int kWarps, bool kGated, class Y>
 __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows, kWarps)) few_rows_kernel(Params p) {

@@ -62,15 +62,6 @@ struct WeightCopies {
   }
 };
 
-__device__ __forceinline__ uint4 load_shared_word(uint32_t from) {
-  uint4 word;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(from)
-               : "memory");
-  return word;
-}
-
 // The walk of a multiplying warp.
 template <int kSteps, int kStages>
 struct WeightProducts {
@@ -91,9 +82,9 @@ struct WeightProducts {
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int32_t k = k0 + u * kStreamStepK + own_k;
-        low[u] = load_shared_word(from + u * kStreamStepK * 2);
-        high[u] = load_shared_word(from + u * kStreamStepK * 2 + 8 * R::kPitch);
-        b[u] = load_shared_word(x + (k < K ? k : 0) * 2);
+        low[u] = load_shared(from + u * kStreamStepK * 2);
+        high[u] = load_shared(from + u * kStreamStepK * 2 + 8 * R::kPitch);
+        b[u] = load_shared(x + (k < K ? k : 0) * 2);
       }
       __syncwarp();
       if (lane == 0) mbarrier_arrive(empty + 8 * ring.stage);
