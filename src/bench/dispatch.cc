@@ -36,10 +36,10 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, shape.E % mesh.ep == 0,
                 "bench dispatch: ep = ranks / etp = {} must divide the {} experts of {}; choose other ranks", mesh.ep,
                 shape.E, shape.name);
-  MOEBIUS_CHECK(usage, shape.E > shape.K || spec.routing.kind == BenchRouting::Kind::balanced,
-                "bench dispatch: {} has as many experts as a token chooses, "
-                "so zipf may choose one twice; use --routing balanced",
-                shape.name);
+  MOEBIUS_CHECK(
+      usage, shape.E > shape.K || spec.routing.kind == BenchRouting::Kind::balanced,
+      "bench dispatch: {} has as many experts as a token chooses, so zipf may choose one twice; use --routing balanced",
+      shape.name);
   return shape;
 }
 
@@ -78,6 +78,7 @@ class DispatchRank {
                                             .max_tokens = shape_.T(),
                                             .mesh = &mesh_,
                                             .window = window_.get(),
+                                            .sends_all = sends_all_,
                                             .layer = "the bench"})),
         handle_(dispatcher_->declare_saved(plan_, "handle")) {
     if (on_gpu()) set_kernel_choice(*device_.gpu, spec.kernels);
@@ -199,6 +200,7 @@ class DispatchRank {
   RowsSent rows_sent() const {
     const int64_t e = shape_.E / mesh_.shape().ep, K = shape_.K, n = mesh_.shape().ranks_per_node;
     const int64_t etp = mesh_.shape().etp, me = group().rank();
+    if (sends_all_) return {.all = shape_.T() * group().size(), .others = shape_.T() * (group().size() - 1)};
     RowsSent rows;
     std::set<int64_t> seen, nodes;  // ep ranks and nodes of a token
     for (int64_t p = 0; p < shape_.R(); ++p) {
@@ -228,11 +230,11 @@ class DispatchRank {
             .W = group().size(),
             .ep = mesh_.shape().ep,
             .node = mesh_.shape().ranks_per_node,
-            .element_bytes = kRowElement};
+            .element_bytes = kRowElement,
+            .sends_all = sends_all_};
   }
 
-  // The experts return their rows unchanged from each of their etp ranks. So y = etp x sum of the
-  // weights, in double.
+  // The experts return their rows unchanged from each of their etp ranks. So y = etp x sum of the weights, in double.
   void check_y() {
     BenchLine line{.name = "dispatch"};
     BenchSample sample;
@@ -292,6 +294,9 @@ class DispatchRank {
   Mesh mesh_;
   BenchShape shape_;
   DispatcherKind kind_;
+  bool is_balanced_ = spec_.routing.kind == BenchRouting::Kind::balanced;
+  bool sends_all_ = kind_ == DispatcherKind::direct &&
+                    sends_all_tokens(shape_.E, shape_.K, mesh_.shape().ep, is_balanced_, /*overlaps=*/false);
   BenchTensors tensors_{device_.stream};
   MemoryPlan plan_;
   MicroBatch batch_;
@@ -350,13 +355,11 @@ double bytes_across(const DispatchRank& rank, const RowsLeft& left, const std::s
 }
 
 double bytes_left(const DispatchRank& rank, const RowsLeft& left, const std::string& call) {
-  const DispatchShape shape = rank.dispatch_shape();
-  if (rank.is_two_level()) {
-    const TwoLevelCost cost = two_level_dispatch_cost(shape, left.across, left.inside);
-    return bytes_of(cost.across, call) + bytes_of(cost.inside, call);
-  }
-  return bytes_of(cost_of(rank, left.all), call);
+  if (!rank.is_two_level()) return bytes_of(cost_of(rank, left.all), call);
+  const TwoLevelCost cost = two_level_dispatch_cost(rank.dispatch_shape(), left.across, left.inside);
+  return bytes_of(cost.across, call) + bytes_of(cost.inside, call);
 }
+
 double logical_bytes(const DispatchRank& rank, const std::string& call) {
   if (call == "announce") return 0;
   return static_cast<double>(rank.shape().R() * rank.mesh().shape().etp * rank.shape().D) * kRowElement;
@@ -406,7 +409,7 @@ DispatchLine line_of(const Measured& call, const DispatchRank& rank, Control& co
   return line;
 }
 
-// The obvious reference: copies the row of each pair, sorted by expert.
+// The reference: copies the row of each pair, sorted by expert.
 void copy_row_of_each_pair(Stream& s, const Tensor& to_RD, const DispatchRank& rank) {
   const int64_t row_bytes = rank.shape().D * size_of(DType::bf16);
   const int32_t* token = rank.route().row_token_R.ptr<int32_t>();

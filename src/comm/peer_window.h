@@ -48,6 +48,7 @@ class PeerWindow {
 
   // i64 on the device: the addresses of the windows of all ranks, in this process.
   Tensor bases_W() const;
+  const std::vector<std::byte*>& windows() const { return pages_.windows; }  // the same addresses on the host
   // i64 on the device: code that writes to other ranks' windows adds the bytes here. The group's counters get them, and
   // the time of rounds, after the next round.
   Tensor sent_1() const;

@@ -117,6 +117,17 @@ TEST(DispatcherChoice, NeighbouringExpertsAreInFewParts) {
   EXPECT_DOUBLE_EQ(chance_of_part(8, 8, 8, /*round_robin=*/true), 1);
 }
 
+TEST(DispatcherChoice, AllTokensAreSentWhereNearlyAllRanksNeedThem) {
+  EXPECT_TRUE(sends_all_tokens(64, 8, 2, /*round_robin=*/false, /*overlaps=*/false));    // a chance of 0.998
+  EXPECT_TRUE(sends_all_tokens(128, 8, 4, /*round_robin=*/false, /*overlaps=*/false));   // 0.905
+  EXPECT_FALSE(sends_all_tokens(128, 8, 8, /*round_robin=*/false, /*overlaps=*/false));  // 0.667
+  EXPECT_FALSE(sends_all_tokens(128, 8, 8, /*round_robin=*/false, /*overlaps=*/true));
+  EXPECT_FALSE(sends_all_tokens(64, 8, 2, /*round_robin=*/true, /*overlaps=*/false));  // 0.5
+  EXPECT_TRUE(sends_all_tokens(64, 8, 2, /*round_robin=*/true, /*overlaps=*/true));
+  EXPECT_FALSE(sends_all_tokens(8, 2, 4, /*round_robin=*/false, /*overlaps=*/true));  // a token has too few experts
+  EXPECT_FALSE(sends_all_tokens(8, 2, 1, /*round_robin=*/false, /*overlaps=*/true));
+}
+
 TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
   const DispatcherChoiceInputs q{.ep = 16,
                                  .top_k = 8,

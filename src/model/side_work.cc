@@ -13,15 +13,16 @@ void limit_blocks(Stream& s, int blocks) { s.accelerator().state<BlockLimit>().b
 
 }  // namespace
 
-SideWork::SideWork(Step& step, bool overlaps, const std::function<void()>& body) : stream_(step.stream) {
+SideWork::SideWork(Step& step, bool overlaps, const std::function<void()>& body, int multiprocessors)
+    : stream_(step.stream) {
   if (!overlaps) {
     body();
   } else if (stream_.device() != DeviceKind::cuda) {
     step.stack.run_kept(body);
   } else {
-    limit_blocks(stream_, kMultiprocessors);
+    limit_blocks(stream_, multiprocessors);
     step.stack.run_kept([&] { run_on_side_stream(stream_.accelerator(), body); });
-    limit_blocks(stream_, std::max(2, gpu_limits(stream_).num_multiprocessors - kMultiprocessors));
+    limit_blocks(stream_, std::max(2, gpu_limits(stream_).num_multiprocessors - multiprocessors));
     is_open_ = true;
   }
 }

@@ -66,6 +66,8 @@ Tensor DirectWindow::bases_W() const {
   return {.shape = {ranks_.size()}, .dtype = DType::i64, .device = DeviceKind::null};
 }
 
+std::vector<std::byte*> DirectWindow::windows() const { return peers_ ? peers_->windows() : std::vector<std::byte*>{}; }
+
 Tensor DirectWindow::sent_1() const {
   if (peers_) return peers_->sent_1();
   return {.shape = {1}, .dtype = DType::i64, .device = DeviceKind::null};

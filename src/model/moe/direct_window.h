@@ -62,8 +62,9 @@ class DirectWindow {
   // Connects the ranks at the first call; later calls do nothing. On the null device nothing happens. Throws the errors
   // of PeerWindow. The calls below REQUIRE it.
   void connect(Stream& s);
-  Tensor bases_W() const;  // i64: the addresses of the windows of all ranks
-  Tensor sent_1() const;   // i64: total bytes written to windows of other ranks
+  Tensor bases_W() const;                   // i64: the addresses of the windows of all ranks
+  std::vector<std::byte*> windows() const;  // the same addresses on the host; none on the null device
+  Tensor sent_1() const;                    // i64: total bytes written to windows of other ranks
   void round(Stream& s, const RoundPlace& place);
 
  private:

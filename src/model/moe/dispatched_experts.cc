@@ -1,6 +1,7 @@
 #include "model/moe/dispatched_experts.h"
 
 #include "config/check/batch_split_check.h"
+#include "config/dispatcher_choice.h"
 #include "model/moe/block_operands.h"
 #include "model/moe/dispatched_experts_ops.h"
 #include "model/moe/routed_experts_params.h"
@@ -14,6 +15,11 @@ namespace {
 GatedActivation activation_of(const ModelSpec& m) {
   if (m.swiglu_limit == 0) return {};
   return {.alpha = 1.702f, .limit = static_cast<float>(m.swiglu_limit), .shift = 1.0f};
+}
+
+bool sends_all(const LayerContext& c) {
+  return sends_all_tokens(c.model.num_experts, c.model.top_k, c.mesh.shape().ep, c.balance.force_balance,
+                          c.expert_overlap == ExpertOverlap::batch_split);
 }
 
 // Checks the degrees of parallelism before anything is declared.
@@ -71,6 +77,7 @@ DispatchedExperts::DispatchedExperts(const LayerContext& c, const std::string& p
                                                  .window = c.window,
                                                  .rows = c.expert_rows,
                                                  .round_robin = c.balance.force_balance,
+                                                 .sends_all = sends_all(c),
                                                  .layer = prefix})),
       wire_(c.precision, dtype_, D_) {
   emits_quantised_ = c.precision.recipe == PrecisionRecipe::fp8_block && !w1_precision_.is_plain() &&
@@ -136,7 +143,9 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
-  SideWork sending(step, overlaps_ && concurrent, [&] { in = dispatch(step, x_TD, saved); });
+  const int multiprocessors = dispatcher_->sending_multiprocessors(step);
+  SideWork sending(
+      step, overlaps_ && concurrent, [&] { in = dispatch(step, x_TD, saved); }, multiprocessors);
   if (concurrent) concurrent();
   sending.join();
   find_tokens(step, x_TD.dim(0), saved);
@@ -160,7 +169,9 @@ void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, S
   Dispatched others{.source = {}, .rows = parts.rows, .weight_R = {}};
   open_h(step, saved);
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
-  SideWork sending(step, true, [&] { others.source = split_->dispatch_to_others(step, x_TD, handle).source; });
+  SideWork sending(
+      step, true, [&] { others.source = split_->dispatch_to_others(step, x_TD, handle).source; },
+      dispatcher_->sending_multiprocessors(step));
   if (concurrent) concurrent();
   up(step, a_RF, own, saved, parts.own);
   sending.join();
@@ -204,37 +215,6 @@ void DispatchedExperts::down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatc
   if (!op.added.empty()) w2_adapter_.compute(step, op.added, adapted);
   run_expert_op(step, op, expert_down);
   if (op.added.empty()) w2_adapter_.forward(step, adapted);
-}
-
-void DispatchedExperts::open_h(Step& step, Saved& saved) const {
-  rows_ ? saved.h_R2F.open_in(rows_->scratch().h) : saved.h_R2F.open(step.stack);
-  if (!rows_) return saved.w1_low.open(step.stack);
-  if (!w1_adapter_.is_empty()) saved.w1_low.open_in(rows_->scratch().low);
-}
-
-void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
-  const auto open = [&](WgradInput& tensor, const Tensor& buffer) {
-    rows_ ? tensor.open_in(buffer) : tensor.open(step.stack);
-  };
-  if (saved.has_columns) {
-    const int64_t rows = padded_rows(saved.dh_R2F.dim(0), w1_.spec.shape[0]);
-    saved.dh_columns = alloc_blocks(step, {2 * F_, rows}, ScaleLayout::row_blocks, /*transposed=*/true);
-    saved.sa_columns = alloc_blocks(step, {F_, rows}, ScaleLayout::square_blocks, /*transposed=*/true);
-    return;
-  }
-  const ExpertRows::Scratch scratch = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
-  open(saved.dh_R2F, scratch.dh);
-  open(saved.sa_RF, scratch.act);
-  if (!w1_adapter_.is_empty()) open(saved.w1_dlow, scratch.dlow1);
-  if (!w2_adapter_.is_empty()) open(saved.w2_dlow, scratch.dlow2);
-}
-
-Tensor DispatchedExperts::activations(Step& step, int64_t R) const {
-  return rows_ ? rows_->scratch().act.rows(0, R) : step.alloc({R, F_}, dtype_);
-}
-
-Tensor DispatchedExperts::outputs(Step& step, int64_t R) const {
-  return rows_ ? rows_->scratch().y.rows(0, R) : step.alloc({R, D_}, dtype_);
 }
 
 void DispatchedExperts::recompute(Step&, Tensor x_TD, RoutedExperts::Saved& saved) const { own(saved).x_TD = x_TD; }
@@ -292,10 +272,11 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
   if (split_) parts = split_->parts(step, T, *saved.handle);
   const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
+  const int multiprocessors = dispatcher_->sending_multiprocessors(step);
   Dispatched tokens;
   const auto dispatch_again = [&] { tokens = dispatch(step, saved.x_TD, saved); };
   if (!x_later) {
-    SideWork coming(step, split_ != nullptr, dispatch_again);
+    SideWork coming(step, split_ != nullptr, dispatch_again, multiprocessors);
     hold_tokens(step, tokens, saved, coming, split);
   }
   Dispatched grads;
@@ -304,16 +285,20 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
     own_weight_R = split_->row_weights(step, T, *saved.handle);
     dweight_R = step.alloc({R}, DType::f32);
   }
-  SideWork arriving(step, overlaps_ && (concurrent || split_), [&] { grads = receive_grads(step, d.dy_TD, saved); });
+  SideWork arriving(
+      step, overlaps_ && (concurrent || split_), [&] { grads = receive_grads(step, d.dy_TD, saved); }, multiprocessors);
   if (concurrent) concurrent();
   if (split_) {
     saved.h_bwd_R2F = saved.h_R2F.for_backward(step, R, saved.grad_rows.offsets_e1);
     backward_down(step, dweight_R, {d.dy_TD, parts.own_rows, own_weight_R}, saved, parts.own);
   }
   arriving.join();
-  SideWork coming(step, x_later, [&] {
-    if (x_later) dispatch_again();
-  });
+  SideWork coming(
+      step, x_later,
+      [&] {
+        if (x_later) dispatch_again();
+      },
+      multiprocessors);
   StackScope scope(step.stack);
   if (!split_) dweight_R = step.alloc({R}, DType::f32);
   const Tensor dx_RD = outputs(step, R);

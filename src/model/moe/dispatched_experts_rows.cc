@@ -1,6 +1,8 @@
-// The rows of DispatchedExperts as groups for quantisation and dropout, with the tokens that they hold; and its pass of one
-// token, whose rows are not sorted.
+// The rows of DispatchedExperts: as groups for quantisation and dropout, with the tokens that they hold; their memory; and
+// its pass of one token, whose rows are not sorted.
 #include "model/moe/dispatched_experts.h"
+
+#include "model/moe/block_operands.h"
 #include "ops/one_token/one_token.h"
 
 namespace moebius {
@@ -47,6 +49,37 @@ RowGroups DispatchedExperts::gathered(const Step& step, const Rows& rows, const 
 Adapter::Tokens DispatchedExperts::tokens(Step& step, const Rows& rows, const Saved& saved) const {
   if (!has_dropout_ || !step.batch.training) return {};
   return {.index_N = saved.token_index_N, .row_R = rows.token_R};
+}
+
+void DispatchedExperts::open_h(Step& step, Saved& saved) const {
+  rows_ ? saved.h_R2F.open_in(rows_->scratch().h) : saved.h_R2F.open(step.stack);
+  if (!rows_) return saved.w1_low.open(step.stack);
+  if (!w1_adapter_.is_empty()) saved.w1_low.open_in(rows_->scratch().low);
+}
+
+void DispatchedExperts::open_gradients(Step& step, Saved& saved) const {
+  const auto open = [&](WgradInput& tensor, const Tensor& buffer) {
+    rows_ ? tensor.open_in(buffer) : tensor.open(step.stack);
+  };
+  if (saved.has_columns) {
+    const int64_t rows = padded_rows(saved.dh_R2F.dim(0), w1_.spec.shape[0]);
+    saved.dh_columns = alloc_blocks(step, {2 * F_, rows}, ScaleLayout::row_blocks, /*transposed=*/true);
+    saved.sa_columns = alloc_blocks(step, {F_, rows}, ScaleLayout::square_blocks, /*transposed=*/true);
+    return;
+  }
+  const ExpertRows::Scratch scratch = rows_ ? rows_->scratch() : ExpertRows::Scratch{};
+  open(saved.dh_R2F, scratch.dh);
+  open(saved.sa_RF, scratch.act);
+  if (!w1_adapter_.is_empty()) open(saved.w1_dlow, scratch.dlow1);
+  if (!w2_adapter_.is_empty()) open(saved.w2_dlow, scratch.dlow2);
+}
+
+Tensor DispatchedExperts::activations(Step& step, int64_t R) const {
+  return rows_ ? rows_->scratch().act.rows(0, R) : step.alloc({R, F_}, dtype_);
+}
+
+Tensor DispatchedExperts::outputs(Step& step, int64_t R) const {
+  return rows_ ? rows_->scratch().y.rows(0, R) : step.alloc({R, D_}, dtype_);
 }
 
 // A rank that has all experts moves no rows.

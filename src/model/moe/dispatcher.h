@@ -24,6 +24,7 @@
 
 #include "comm/mesh.h"
 #include "config/parallel_spec.h"
+#include "model/side_work.h"
 #include "model/step.h"
 #include "ops/experts/experts.h"
 #include "ops/routing/routing.h"
@@ -57,6 +58,7 @@ struct DispatcherSpec {
   DirectWindow* window = nullptr;      // for direct and two-level; outlives the dispatcher (model/moe/direct_window.h)
   const ExpertRows* rows = nullptr;    // memory for arriving rows; outlives the dispatcher. null: the step stack
   bool round_robin = false;            // moe.force_balance, for the expected rows
+  bool sends_all = false;              // direct: every token goes to all ranks. REQUIRES: ep <= top_k
   bool fixed_messages = false;         // two-level: eager calls send messages of the same sizes as captured ones
   std::string layer;                   // a name for messages: "model.layers.3.mlp"
 };
@@ -76,6 +78,9 @@ class Dispatcher {
   // Makes the handle of one micro-batch, and declares its tensors. The calls below REQUIRE a handle that this
   // dispatcher made.
   virtual std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const = 0;
+
+  // Returns the multiprocessors that dispatch() and combine_bwd() need beside other work of a GPU.
+  virtual int sending_multiprocessors(const Step&) const { return SideWork::kMultiprocessors; }
 
   // Exchanges the routing: each rank learns which rows its experts get. Fills the handle.
   virtual void announce(Step& step, const Route& route, DispatchHandle& handle) const = 0;

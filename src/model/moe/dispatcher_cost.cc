@@ -44,7 +44,7 @@ DispatchCost alltoall_dispatch_cost(const DispatchShape& s, double rows) {
 
 DispatchCost direct_dispatch_cost(const DispatchShape& s, double rows) {
   const GroupCost row_bytes{.wire_bytes = rows * s.D * s.element_bytes};
-  const GroupCost counts{.wire_bytes = static_cast<double>((s.W - 1) * s.ep) * kIndexBytes};
+  const GroupCost counts{.wire_bytes = s.sends_all ? 0 : static_cast<double>((s.W - 1) * s.ep) * kIndexBytes};
   const double pairs = rows * pairs_of_row(s);
   return {.announce = counts + GroupCost{.wire_bytes = pairs * (kIndexBytes + kWeightBytes)},
           .dispatch = row_bytes,
@@ -78,6 +78,8 @@ double even_rows_of_part(const DispatchShape& s, int64_t parts) {
   return s.T * chance_of_part(std::llround(s.E), std::llround(s.K), parts, s.round_robin);
 }
 
-double even_direct_rows(const DispatchShape& s) { return static_cast<double>(s.W - 1) * even_rows_of_part(s, s.ep); }
+double even_direct_rows(const DispatchShape& s) {
+  return static_cast<double>(s.W - 1) * (s.sends_all ? s.T : even_rows_of_part(s, s.ep));
+}
 
 }  // namespace moebius

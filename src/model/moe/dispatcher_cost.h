@@ -13,6 +13,7 @@ struct DispatchShape {
   int64_t node = 8;                   // ranks of a node (MeshShape::ranks_per_node)
   double element_bytes = 2;           // bytes of an element of a row
   bool round_robin = false;           // moe.force_balance (chance_of_part() in config/dispatcher_choice.h)
+  bool sends_all = false;             // direct: every token goes to all ranks (sends_all_tokens() there)
 };
 
 struct DispatchCost {
@@ -40,7 +41,7 @@ TwoLevelCost two_level_dispatch_cost(const DispatchShape& s, double across, doub
 //   inside   (W - M) even_rows_of_part(s, EP)
 double even_rows_of_part(const DispatchShape& s, int64_t parts);
 // Returns the expected `rows` with balanced routing: T (W - 1) times the probability that a given rank has
-// one of a token's K experts, chance_of_part().
+// one of a token's K experts, chance_of_part(); with sends_all T (W - 1), for any routing.
 double even_direct_rows(const DispatchShape& s);
 
 }  // namespace moebius

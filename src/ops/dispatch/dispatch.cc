@@ -54,6 +54,19 @@ void check(const DispatchPlaces& a) {
   check_ints("dispatch_places", "back", a.back_W, {W});
 }
 
+void check(const BlockPlaces& a) {
+  check_matrix("block_places", "dest", a.dest_TJ, "[T, J]");
+  const int64_t T = a.dest_TJ.dim(0), P = a.dest_TJ.dim(1), W = a.back_W.numel();
+  MOEBIUS_CHECK(usage, P >= 1 && W % P == 0 && a.rank >= 0 && a.rank < W,
+                "block_places: P must divide the W ranks, and the rank be one of them; got P {}, W {}, rank {}", P, W,
+                a.rank);
+  check_ints("block_places", "dest", a.dest_TJ, {T, P});
+  check_ints("block_places", "row", a.row_TJ, {T, P});
+  check_ints("block_places", "back_row", a.back_row_TB, {T, W});
+  check_ints("block_places", "arrive", a.arrive_W1, {W + 1});
+  check_ints("block_places", "back", a.back_W, {W});
+}
+
 void check(const PushRows& a) {
   const int64_t W = check_windows("push_rows", a.sent_1, a.bases_W, a.rank);
   MOEBIUS_CHECK(usage, a.etp >= 1 && W % a.etp == 0, "push_rows: etp must divide the {} ranks; got {}", W, a.etp);
@@ -61,6 +74,11 @@ void check(const PushRows& a) {
   check_matrix("push_rows", "dest", a.dest_TJ, "[T, J]");
   check_ints("push_rows", "dest", a.dest_TJ, {a.x_TD.dim(0), a.dest_TJ.dim(1)});
   check_ints("push_rows", "row", a.row_TJ, a.dest_TJ.shape);
+  const auto num_windows = static_cast<int64_t>(a.windows.size());
+  MOEBIUS_CHECK(usage, num_windows == 0 || (num_windows == W && a.dest_TJ.dim(1) * a.etp == W),
+                "push_rows: the windows of all {} ranks need rows that go to all of them; got {} windows and {} "
+                "destinations of {} ranks",
+                W, num_windows, a.dest_TJ.dim(1), a.etp);
 }
 
 void check(const PushToAll& a) {
@@ -200,6 +218,12 @@ void dispatch_places(Stream& s, const DispatchPlaces& a) {
   check(a);
   OpScope scope(s, "dispatch_places", {0, 3 * bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB) + bytes_of(a.counts_WP)});
   run_on_device(s, cpu::dispatch_places, cuda::dispatch_places, a);
+}
+
+void block_places(Stream& s, const BlockPlaces& a) {
+  check(a);
+  OpScope scope(s, "block_places", {0, 2 * bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB)});
+  run_on_device(s, cpu::block_places, cuda::block_places, a);
 }
 
 void push_rows(Stream& s, const PushRows& a) {

@@ -20,6 +20,9 @@
 // the bytes written to windows of other ranks.
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "core/tensor.h"
 #include "device/device.h"
 
@@ -56,9 +59,21 @@ struct DispatchPlaces {
 };
 void dispatch_places(Stream& s, const DispatchPlaces& a);
 
+// The same places if every token goes to all ranks, which needs no counts. J is P.
+//   dest[t,j] = j,  row[t,j] = rank T + t,  back_row[t, j ETP + i] = (j ETP + i) T + t,  arrive[s] = s T,  back[s] = rank T
+struct BlockPlaces {
+  Tensor dest_TJ, row_TJ, back_row_TB, arrive_W1, back_W;  // out i32
+  int64_t rank = 0;                                        // this rank's index among the W ranks
+};
+void block_places(Stream& s, const BlockPlaces& a);
+
 // array[row[t,j],:] = x[t,:]  in the windows of the ranks dest[t,j] ETP + i,  for all j with dest[t,j] >= 0
 //
 // x may have any dtype. With to_others nothing is written to this rank's own window.
+//
+// With the places of block_places() x is one block of the array, and windows may be given: the addresses of all windows
+// in this process. In a CUDA graph copy engines then copy the block, with no multiprocessor. Work that is not captured
+// runs the kernel: ranks that are threads could wait for each other in CUDA's copies between GPUs.
 struct PushRows {
   Tensor sent_1;                 // inout
   Tensor x_TD;                   // in
@@ -67,6 +82,7 @@ struct PushRows {
   int64_t offset = 0, rank = 0;  // of the array [N, D]; of this rank
   int64_t etp = 1;
   bool to_others = false;
+  std::vector<std::byte*> windows;  // of all ranks, or none
 };
 void push_rows(Stream& s, const PushRows& a);
 

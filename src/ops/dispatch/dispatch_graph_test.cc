@@ -90,6 +90,56 @@ TEST(DispatchGraph, RoundsOfRanksThatShareAGpu) {
   });
 }
 
+// Every rank sends the rows of its tokens to all as one block, which copy engines copy.
+TEST(DispatchGraph, BlocksOfRanksThatShareAGpu) {
+  if (!Accelerator::why_missing().empty()) GTEST_SKIP() << Accelerator::why_missing();
+  run_threads(3, {.timeout_s = 20}, [](Transport& transport) {
+    GpuRank r(transport);
+    const Tensor mine = r.mine().view({1, 1});
+    Buffer places(DeviceKind::cuda, 64 * sizeof(int32_t));
+    int64_t first = 0;
+    const auto ints = [&](Shape shape) {
+      const Tensor t{.data = static_cast<std::byte*>(places.data()) + first * 4,
+                     .shape = shape,
+                     .dtype = DType::i32,
+                     .device = DeviceKind::cuda};
+      first += t.numel();
+      return t;
+    };
+    const Tensor dest = ints({1, 3}), row = ints({1, 3}), back_row = ints({1, 3}), arrive = ints({4}), back = ints({3});
+    block_places(
+        r.s,
+        {.dest_TJ = dest, .row_TJ = row, .back_row_TB = back_row, .arrive_W1 = arrive, .back_W = back, .rank = r.rank});
+    const auto tell = [&] {
+      push_rows(r.s, {.sent_1 = r.peers.sent_1(),
+                      .x_TD = mine,
+                      .dest_TJ = dest,
+                      .row_TJ = row,
+                      .bases_W = r.peers.bases_W(),
+                      .offset = r.control,
+                      .rank = r.rank,
+                      .windows = r.peers.windows()});
+      r.peers.round(r.s, {.phase = "tell", .layer = "none"});
+      copy(r.s, r.seen(), r.arrived());
+      r.peers.round(r.s, {.phase = "keep", .layer = "none"});
+    };
+    const int64_t before = r.world->sent_bytes();
+    r.set(r.rank);
+    tell();  // not captured: the kernel writes the same bytes
+    r.expect_seen(0);
+    GraphCapture capture;
+    const CudaGraph graph(r.gpu, capture, tell);
+    r.world->barrier();
+    for (int64_t turn = 1; turn < 50; ++turn) {
+      r.set(100 * turn + r.rank);
+      graph.replay(r.gpu);
+      r.expect_seen(turn);
+    }
+    synchronize(r.s);
+    EXPECT_EQ(r.world->sent_bytes() - before, 50 * (r.size - 1) * 8);
+  });
+}
+
 TEST(DispatchGraph, ARankThatStallsIsNamedByTheKernelThatWaits) {
   if (!Accelerator::why_missing().empty()) GTEST_SKIP() << Accelerator::why_missing();
   const auto body = [](Transport& transport) {

@@ -7,6 +7,7 @@ namespace moebius::cuda {
 void destinations(Stream&, const Destinations&) { missing_cuda("destinations"); }
 void dispatch_places(Stream&, const DispatchPlaces&) { missing_cuda("dispatch_places"); }
 void push_rows(Stream&, const PushRows&) { missing_cuda("push_rows"); }
+void block_places(Stream&, const BlockPlaces&) { missing_cuda("block_places"); }
 void push_to_all(Stream&, const PushToAll&) { missing_cuda("push_to_all"); }
 void sorted_places(Stream&, const SortedPlaces&) { missing_cuda("sorted_places"); }
 void spread_rows(Stream&, const SpreadRows&) { missing_cuda("spread_rows"); }

@@ -38,7 +38,7 @@ double busiest_rank(const TimeContext& c) {
 
 // Rows that a rank writes to others, each of a token and a rank that has some of its experts.
 double direct_rows(const TimeContext& c, const DispatchShape& s) {
-  if (c.spec.model.n_group <= 1 || s.round_robin) return even_direct_rows(s);
+  if (c.spec.model.n_group <= 1 || s.round_robin || s.sends_all) return even_direct_rows(s);
   const double others = static_cast<double>(s.ep - 1);
   return others > 0
              ? s.T * static_cast<double>(s.W - 1) * units_of_token(c.spec.model, static_cast<double>(s.ep)) / others
@@ -48,15 +48,18 @@ double direct_rows(const TimeContext& c, const DispatchShape& s) {
 DispatchShape shape_of(const TimeContext& c, RowDirection direction) {
   const MeshShape& mesh = c.spec.mesh;
   const ModelSpec& m = c.spec.model;
-  return {.T = tokens_of(c),
-          .D = static_cast<double>(m.hidden_size),
-          .K = static_cast<double>(m.top_k),
-          .E = static_cast<double>(m.num_experts),
-          .W = mesh.ep * mesh.etp,
-          .ep = mesh.ep,
-          .node = mesh.ranks_per_node,
-          .element_bytes = row_bytes(c, direction) / static_cast<double>(m.hidden_size),
-          .round_robin = c.spec.balance.force_balance};
+  return {
+      .T = tokens_of(c),
+      .D = static_cast<double>(m.hidden_size),
+      .K = static_cast<double>(m.top_k),
+      .E = static_cast<double>(m.num_experts),
+      .W = mesh.ep * mesh.etp,
+      .ep = mesh.ep,
+      .node = mesh.ranks_per_node,
+      .element_bytes = row_bytes(c, direction) / static_cast<double>(m.hidden_size),
+      .round_robin = c.spec.balance.force_balance,
+      .sends_all = is_own_direct(c) && sends_all_tokens(m.num_experts, m.top_k, mesh.ep, c.spec.balance.force_balance,
+                                                        c.spec.expert_overlap == ExpertOverlap::batch_split)};
 }
 
 // Returns the engine's writes to windows of other ranks in each call: all rows of direct, and for two-level the rows

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/dispatcher_choice.h"
+#include "device/accelerator.h"
 #include "model/moe/expert_rows.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/elementwise/elementwise.h"
@@ -32,7 +33,9 @@ DirectDispatcher::DirectDispatcher(const DispatcherSpec& spec)
       e_(spec.num_experts / P_),
       rank_(window_.ranks().rank()),
       J_(std::min(spec.top_k, P_)),
-      L_(std::min(spec.top_k, e_)) {}
+      L_(std::min(spec.top_k, e_)) {
+  MOEBIUS_ASSERT(!spec.sends_all || J_ == P_);
+}
 
 int64_t DirectDispatcher::max_rows(int64_t T) const {
   return max_expert_rows(spec_.mesh->shape(), spec_.num_experts, spec_.top_k, T, /*rows_factor=*/0);
@@ -70,9 +73,20 @@ void DirectDispatcher::announce(Step& step, const Route& route, DispatchHandle& 
   DirectHandle& d = own(handle);
   d.route = route;
   window_.connect(step.stream);
-  exchange_counts(step, d);
+  find_places(step, d);
   exchange_routes(step, d);
   d.has_begun = true;
+}
+
+void DirectDispatcher::find_places(Step& step, DirectHandle& d) const {
+  if (!spec_.sends_all) return exchange_counts(step, d);
+  const int64_t T = d.route.topk_TK.dim(0);
+  block_places(step.stream, {.dest_TJ = d.dest_TJ.rows(0, T),
+                             .row_TJ = d.row_TJ.rows(0, T),
+                             .back_row_TB = d.back_row_TB.rows(0, T),
+                             .arrive_W1 = d.arrive_W1,
+                             .back_W = d.back_W,
+                             .rank = rank_});
 }
 
 void DirectDispatcher::exchange_counts(Step& step, DirectHandle& d) const {
@@ -142,7 +156,15 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .offset = to.offset,
                           .rank = rank_,
                           .etp = etp_,
-                          .to_others = to_others});
+                          .to_others = to_others,
+                          .windows = spec_.sends_all ? window_.windows() : std::vector<std::byte*>{}});
+}
+
+// Copy engines need none, but rounds run on one, and blocks leave multiprocessors in pairs.
+int DirectDispatcher::sending_multiprocessors(const Step& step) const {
+  const bool by_engines =
+      spec_.sends_all && step.stream.device() == DeviceKind::cuda && step.stream.accelerator().capture() != nullptr;
+  return by_engines ? 2 : SideWork::kMultiprocessors;
 }
 
 // Rows like x's, which may be narrower than the window's.
@@ -250,6 +272,7 @@ void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, in
 }
 
 int64_t DirectDispatcher::even_sums(int64_t T) const {
+  if (spec_.sends_all) return W_ * T;
   return static_cast<int64_t>(chance_of_part(spec_.num_experts, spec_.top_k, P_, spec_.round_robin) *
                               static_cast<double>(W_ * T));
 }

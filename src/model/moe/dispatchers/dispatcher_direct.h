@@ -11,6 +11,10 @@
 //                 sums these in the order of the ranks, in f32. In bf16 both sums are rounded.
 //   backward      The same calls with the same places. The derivatives w.r.t. the weights return as rows of L elements.
 //
+// If nearly all tokens have experts on all ranks (DispatcherSpec::sends_all), every token goes to all of them. Then no
+// counts are exchanged, T rows come from each rank, and the rows of a rank are one block, which copy engines copy in
+// captured steps. Rows without experts at a rank are ignored there, and return as zeros, which change no sum.
+//
 // A rank has e = E/EP experts, so at most L = min(K, e) pairs of a token are on it. Routes, the index of the rows that
 // arrive, and the derivatives that return have L columns.
 //
@@ -22,7 +26,7 @@
 //   announce  (W - 1) EP 4 + n 8 L bytes    dispatch, combine_bwd  n D elements
 //   combine   m D elements                  dispatch_bwd           m (D elements + 4 L bytes)
 // With balanced routing, both n and m are expected to be (W - 1)/W of ETP T times the number of ep ranks that
-// have one of K experts.
+// have one of K experts. With sends_all, both are (W - 1) T, and no counts are sent.
 #pragma once
 
 #include <memory>
@@ -48,6 +52,7 @@ class DirectDispatcher final : public SplitDispatcher {
   explicit DirectDispatcher(const DispatcherSpec& spec);
   int64_t max_rows(int64_t T) const override;
   int64_t source_rows(int64_t T) const override { return W_ * T; }
+  int sending_multiprocessors(const Step& step) const override;
   std::unique_ptr<DispatchHandle> declare_saved(MemoryPlan& plan, const std::string& prefix) const override;
   void announce(Step& step, const Route& route, DispatchHandle& handle) const override;
   Dispatched dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
@@ -65,6 +70,7 @@ class DirectDispatcher final : public SplitDispatcher {
   Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const override;
 
  private:
+  void find_places(Step& step, DirectHandle& handle) const;
   void exchange_counts(Step& step, DirectHandle& handle) const;
   void exchange_routes(Step& step, DirectHandle& handle) const;
   Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;

@@ -77,6 +77,7 @@ Case arbitrary_case() {
   c.dtype = *rc::gen::element(DType::f32, DType::bf16);
   c.seed = *rc::gen::inRange(0, 1000);
   c.fixed_messages = c.dispatcher == DispatcherKind::two_level && *rc::gen::arbitrary<bool>();
+  c.sends_all = c.dispatcher == DispatcherKind::direct && c.mesh.ep <= c.K && *rc::gen::arbitrary<bool>();
   return c;
 }
 

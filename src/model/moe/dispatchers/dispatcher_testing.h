@@ -30,6 +30,7 @@ struct Case {
   int seed = 0;
   double rows_factor = 0;
   bool fixed_messages = false;  // of two-level
+  bool sends_all = false;       // of direct
 };
 
 // Returns the pair (token, k) of the whole stage: tokens are counted over the ranks.
@@ -69,6 +70,7 @@ class RankOfCase {
                                                    .mesh = &mesh,
                                                    .rows_factor = c.rows_factor,
                                                    .window = &window_,
+                                                   .sends_all = c.sends_all,
                                                    .fixed_messages = c.fixed_messages,
                                                    .layer = "layer 7"})),
         handle_(dispatcher_->declare_saved(plan_, "handle")),

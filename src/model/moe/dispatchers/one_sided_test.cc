@@ -78,6 +78,41 @@ TEST(DirectDispatcher, SendsARowOnceToEachRank) {
   }
 }
 
+// Also the tokens that have no expert on a rank, whose sums return as zeros.
+TEST(DirectDispatcher, SendsEveryTokenToAllRanks) {
+  for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
+    const Case c{.mesh = mesh,
+                 .dispatcher = DispatcherKind::direct,
+                 .T = 37,
+                 .E = 12,
+                 .K = 4,
+                 .D = 10,
+                 .choice = Choice::skewed,
+                 .drops = true,
+                 .dtype = DType::bf16,
+                 .sends_all = true};
+    run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+      Mesh all(mesh, transport);
+      RankOfCase rank(c, all);
+      Step& step = rank.step();
+      const int64_t rows = (mesh.world() - 1) * c.T, row_bytes = c.D * 2, L = std::min(c.K, c.E / mesh.ep);
+      int64_t before = 0;
+      const auto sent = [&] { return rank.sent_bytes() - std::exchange(before, rank.sent_bytes()); };
+      EXPECT_EQ(sent(), rows * L * 8);
+      Array x = rank.rows_of_tokens(), dx = x, dweight = Array::poisoned({c.T, c.K}, DType::f32);
+      const Dispatched in = rank.dispatcher().dispatch(step, x.tensor(), rank.handle());
+      EXPECT_EQ(sent(), rows * row_bytes);
+      rank.dispatcher().combine(step, dx.tensor(), rank.identity(in), rank.handle());
+      EXPECT_EQ(sent(), rows * row_bytes);
+      rank.dispatcher().combine_bwd(step, x.tensor(), rank.handle());
+      EXPECT_EQ(sent(), rows * row_bytes);
+      rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), rank.identity(in), rank.one_per_row(in, 1),
+                                     rank.handle());
+      EXPECT_EQ(sent(), rows * (row_bytes + L * 4));
+    });
+  }
+}
+
 TEST(TwoLevelDispatcher, SendsARowOnceToEachNode) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4, .ranks_per_node = 2},
                                 {.dp = 6, .ep = 6, .ranks_per_node = 2},
@@ -119,6 +154,36 @@ std::vector<Values> returned(const Case& c, Transport& transport) {
   rank.poison();
   rank.dispatcher().dispatch_bwd(step, dx.tensor(), dweight.tensor(), dx_RD, dweight_R, rank.handle());
   return {y.values(), dx.values(), dweight.values()};
+}
+
+TEST(DirectDispatcher, SendingAllTokensChangesNoBit) {
+  for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
+    for (const Choice choice : {Choice::even, Choice::skewed, Choice::one}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        Case c{.mesh = mesh,
+               .dispatcher = DispatcherKind::direct,
+               .T = 21,
+               .E = 12,
+               .K = 4,
+               .D = 6,
+               .choice = choice,
+               .drops = true,
+               .dtype = dtype};
+        std::map<int, std::vector<Values>> exact;
+        std::mutex one_at_a_time;
+        for (const bool all : {false, true}) {
+          c.sends_all = all;
+          run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+            const std::vector<Values> got = returned(c, transport);
+            const std::lock_guard lock(one_at_a_time);
+            std::vector<Values>& want = exact[transport.rank()];
+            if (!all) want = got;
+            EXPECT_EQ(got, want);
+          });
+        }
+      }
+    }
+  }
 }
 
 // The messages of captured steps have rows that no token has, here NaNs, and no result has one of them. Tokens of a few ranks, or none, have experts on some nodes.

@@ -109,6 +109,20 @@ void push_rows(Stream& s, const PushRows& a) {
   *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
 }
 
+void block_places(Stream&, const BlockPlaces& a) {
+  const int64_t T = a.dest_TJ.dim(0), P = a.dest_TJ.dim(1), W = a.back_W.numel();
+  int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>(), *back_row = a.back_row_TB.ptr<int32_t>();
+  for (int64_t t = 0; t < T; ++t) {
+    for (int64_t j = 0; j < P; ++j) {
+      dest[t * P + j] = static_cast<int32_t>(j);
+      row[t * P + j] = static_cast<int32_t>(a.rank * T + t);
+    }
+    for (int64_t q = 0; q < W; ++q) back_row[t * W + q] = static_cast<int32_t>(q * T + t);
+  }
+  for (int64_t q = 0; q <= W; ++q) a.arrive_W1.ptr<int32_t>()[q] = static_cast<int32_t>(q * T);
+  for (int64_t q = 0; q < W; ++q) a.back_W.ptr<int32_t>()[q] = static_cast<int32_t>(a.rank * T);
+}
+
 void push_to_all(Stream&, const PushToAll& a) {
   const int64_t W = a.bases_W.numel(), bytes = a.x_M.num_bytes();
   for (int64_t q = 0; q < W; ++q) std::memcpy(array_of(a.bases_W, q, a.offset) + a.rank * bytes, a.x_M.data, bytes);
