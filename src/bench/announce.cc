@@ -26,8 +26,8 @@ BenchShape shape_of(const AnnounceBenchSpec& spec) {
 // The tensors that a rank computes, and the arrays of its window.
 struct AnnouncingRank {
   std::vector<int32_t> topk;
-  Tensor topk_TK, weight_TK, routes_T2K, dest_TJ, slot_TJ, count_P, row_TJ, back_row_TJ, arrive_W1, back_W;
-  Tensor topk_NL, weight_NL, offsets_e1, row_token_R, pair_row_NL, scratch, dweight_R, dweight_TK, sent_1;
+  Tensor topk_TK, weight_TK, dest_TJ, slot_TJ, count_P, row_TJ, back_row_TJ, arrive_W1, back_W;
+  Tensor weight_NL, offsets_e1, row_token_R, pair_row_NL, scratch, index_scratch, dweight_R, dweight_TK, sent_1;
   Tensor counts_WP, routes_N2L, back_BL;  // in the window
 };
 
@@ -75,7 +75,6 @@ class AnnounceRun {
     const auto floats = [&](Shape shape) { return tensors_->zeros(shape, DType::f32); };
     r.topk_TK = tensors_->ints({T, K}, r.topk);
     r.weight_TK = tensors_->normal({T, K}, DType::f32, 1.0f);
-    r.routes_T2K = ints({T, 2 * K});
     r.dest_TJ = ints({T, J});
     r.slot_TJ = ints({T, J});
     r.count_P = ints({W});
@@ -83,12 +82,12 @@ class AnnounceRun {
     r.back_row_TJ = ints({T, J});
     r.arrive_W1 = ints({W + 1});
     r.back_W = ints({W});
-    r.topk_NL = ints({N, L});
     r.weight_NL = floats({N, L});
     r.offsets_e1 = ints({e_ + 1});
     r.row_token_R = ints({N * L});
     r.pair_row_NL = ints({N, L});
-    r.scratch = tensors_->bytes(IndexRows::scratch_bytes(N, e_, *stream_));
+    r.scratch = tensors_->bytes(Destinations::scratch_bytes(T, W, *stream_));
+    r.index_scratch = tensors_->bytes(IndexRows::scratch_bytes(N, e_, *stream_));
     r.dweight_R = floats({N * L});
     r.dweight_TK = floats({T, K});
     r.sent_1 = tensors_->zeros({1}, DType::i64);
@@ -148,6 +147,7 @@ class AnnounceRun {
     destinations(*stream_, {.dest_TJ = r.dest_TJ,
                             .slot_TJ = r.slot_TJ,
                             .count_P = r.count_P,
+                            .scratch = r.scratch,
                             .topk_TK = r.topk_TK,
                             .experts_of_rank = e_});
   }
@@ -166,34 +166,27 @@ class AnnounceRun {
                                .counts_WP = r.counts_WP,
                                .rank = q});
   }
-  void run_pack_routes(int64_t q) {
-    const AnnouncingRank& r = ranks_[q];
-    pack_routes(*stream_, {.routes_T2K = r.routes_T2K, .topk_TK = r.topk_TK, .weight_TK = r.weight_TK});
-  }
   void run_push_routes(int64_t q) {
     const AnnouncingRank& r = ranks_[q];
     push_routes(*stream_, {.sent_1 = r.sent_1,
-                           .routes_T2K = r.routes_T2K,
+                           .topk_TK = r.topk_TK,
+                           .weight_TK = r.weight_TK,
                            .dest_TJ = r.dest_TJ,
                            .row_TJ = r.row_TJ,
                            .bases_W = bases_of_routes_,
                            .rank = q,
                            .experts_of_rank = e_});
   }
-  void run_unpack_routes(int64_t q) {
+  void run_index_routes(int64_t q) {
     const AnnouncingRank& r = ranks_[q];
-    unpack_routes(
-        *stream_,
-        {.topk_NL = r.topk_NL, .weight_NL = r.weight_NL, .routes_N2L = r.routes_N2L, .arrive_W1 = r.arrive_W1});
-  }
-  void run_index_rows(int64_t q) {
-    const AnnouncingRank& r = ranks_[q];
-    index_rows(*stream_, {.offsets_e1 = r.offsets_e1,
-                          .row_token_R = r.row_token_R,
-                          .pair_row_TK = r.pair_row_NL,
-                          .scratch = r.scratch,
-                          .topk_TK = r.topk_NL,
-                          .first_expert = e_ * q});
+    index_routes(*stream_, {.offsets_e1 = r.offsets_e1,
+                            .row_token_R = r.row_token_R,
+                            .pair_row_NL = r.pair_row_NL,
+                            .weight_NL = r.weight_NL,
+                            .scratch = r.index_scratch,
+                            .routes_N2L = r.routes_N2L,
+                            .arrive_GV = r.arrive_W1.view({1, spec_.ranks + 1}),
+                            .first_expert = e_ * q});
   }
   void run_return_pairs(int64_t q) {
     const AnnouncingRank& r = ranks_[q];
@@ -228,10 +221,8 @@ class AnnounceRun {
   std::vector<Op> ops_{{"destinations", true, [this](int64_t q) { run_destinations(q); }},
                        {"push_to_all", true, [this](int64_t q) { run_push_to_all(q); }},
                        {"dispatch_places", true, [this](int64_t q) { run_dispatch_places(q); }},
-                       {"pack_routes", true, [this](int64_t q) { run_pack_routes(q); }},
                        {"push_routes", true, [this](int64_t q) { run_push_routes(q); }},
-                       {"unpack_routes", true, [this](int64_t q) { run_unpack_routes(q); }},
-                       {"index_rows", true, [this](int64_t q) { run_index_rows(q); }},
+                       {"index_routes", true, [this](int64_t q) { run_index_routes(q); }},
                        {"return_pairs", false, [this](int64_t q) { run_return_pairs(q); }},
                        {"sum_pairs", false, [this](int64_t q) { run_sum_pairs(q); }}};
 };
