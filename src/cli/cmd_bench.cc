@@ -1,6 +1,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "cli/bench/announce.h"
 #include "cli/bench/dispatch.h"
 #include "cli/bench/machine.h"
 #include "cli/bench/precision.h"
@@ -122,6 +123,10 @@ int run_on_device(BenchOptions& o, BenchReport (*workload)(const BenchSpec&)) {
 int run_bench(const Command& command, BenchOptions& o, Log& log) {
   check_bench_options(command, o);
   if (o.name == "dispatch") return run_dispatch(o);
+  if (o.name == "announce") {
+    run_bench_announce(o);
+    return 0;
+  }
   if (o.name == "collectives") return run_collectives(o);
   if (o.name == "step") return run_step(o);
   if (o.name == "precision") return run_precision(o);
@@ -139,7 +144,8 @@ int run_bench(const Command& command, BenchOptions& o, Log& log) {
 void add_bench(Cli& cli) {
   Command* command = cli.program.add_subcommand(
       "bench",
-      "times a workload: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision or machine");
+      "times a workload: gemm, attention, experts, moe-layer, dispatch, announce, collectives, step, precision or "
+      "machine");
   const auto o = std::make_shared<BenchOptions>();
   add_bench_options(*command, *o);
   command->callback([&cli, command, o] { cli.run = [&cli, command, o] { return run_bench(*command, *o, cli.log); }; });

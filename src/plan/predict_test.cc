@@ -118,7 +118,7 @@ TEST(Predict, SentBytesEqualMeasurements) {
   EXPECT_NEAR(gib({}, 2, "edp") + gib({}, 2, "dp_cp"), 19.3, 0.05);
 }
 
-// A rank of four has 16 of the 64 experts, and none of a token's 8 with the probability C(48, 8) / C(64, 8). Routes
+// A rank of eight has 8 of the 64 experts, and none of a token's 8 with the probability C(56, 8) / C(64, 8). Routes
 // are sent with the rows.
 TEST(Predict, DirectSendsATokenOnceToEachRank) {
   PartLibrary parts;

@@ -14,7 +14,7 @@ TEST(CliBench, UnknownNamesAreListed) {
   TestDir dir;
   expect_refused(
       run_moebius(dir, {"bench", "warp"}), 2,
-      "bench: expected attention, experts, gemm, moe-layer, dispatch, collectives, step, precision or machine; got \"warp\"");
+      "bench: expected attention, experts, gemm, moe-layer, dispatch, announce, collectives, step, precision or machine; got \"warp\"");
   expect_refused(run_moebius(dir, {"bench", "gemm", "--runs", "0"}), 2,
                  "--runs: expected at least 1; got 0; leave it out for the default");
 }
@@ -34,6 +34,19 @@ TEST(CliBench, DispatchReportsSentBytes) {
   const auto direct = json_of(run_moebius(
       dir, {"bench", "dispatch", "--ranks", "2", "--dispatcher", "direct", "--threads", "1", "--runs", "1", "--json"}));
   EXPECT_GT(direct.at("times_slower_than_copy"), 0);
+}
+
+TEST(CliBench, AnnouncePrintsTheTimeOfEveryOp) {
+  TestDir dir;
+  const std::vector<std::string> words{"bench", "announce", "--ranks", "4", "--sequences", "1", "--runs", "1"};
+  std::vector<std::string> as_json = words;
+  as_json.emplace_back("--json");
+  const auto json = json_of(run_moebius(dir, as_json));
+  EXPECT_EQ(json.at("ranks"), 4);
+  EXPECT_EQ(json.at("tokens_of_a_rank"), 512);
+  EXPECT_EQ(json.at("lines").at(0).at("name"), "announce");
+  EXPECT_GT(json.at("lines").at(0).at("us"), 0);
+  EXPECT_THAT(run_moebius(dir, words).out, testing::ContainsRegex("\nop of rank 0 +us\nannounce +[0-9.]+\n"));
 }
 
 TEST(CliBench, DispatchCountsBytesAcrossNodesApart) {
@@ -203,9 +216,9 @@ TEST(CliBench, OptionsOfOtherWorkloadsAreRefused) {
       {{"attention", "--profile", "--steps", "0"}, "bench attention: expected no --steps, an option of step only"},
       {{"attention", "--profile"}, "bench attention: expected no --profile, an option of moe-layer and step only"},
       {{"attention", "--routing", "zipf"},
-       "bench attention: expected no --routing, an option of experts, moe-layer and dispatch only"},
+       "bench attention: expected no --routing, an option of experts, moe-layer, dispatch and announce only"},
       {{"gemm", "--shape", "olmoe"},
-       "bench gemm: expected no --shape, an option of attention, experts, moe-layer, dispatch and machine only"},
+       "bench gemm: expected no --shape, an option of attention, experts, moe-layer, dispatch, announce and machine only"},
       {{"attention", "--operands", "fp8_block"},
        "bench attention: expected no --operands, an option of experts and moe-layer only"},
       {{"experts", "--micro-batches", "2"}, "bench experts: expected no --micro-batches, an option of moe-layer only"},

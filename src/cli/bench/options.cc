@@ -11,27 +11,28 @@ namespace moebius {
 namespace {
 
 using Names = std::vector<std::string>;
-const Names kWorkloads{"attention",   "experts", "gemm",      "moe-layer", "dispatch",
-                       "collectives", "step",    "precision", "machine"};
-const Names kRouted{"experts", "moe-layer", "dispatch"},
-    kShaped{"attention", "experts", "moe-layer", "dispatch", "machine"};
+const Names kWorkloads{"attention", "experts",     "gemm", "moe-layer", "dispatch",
+                       "announce",  "collectives", "step", "precision", "machine"};
+const Names kRouted{"experts", "moe-layer", "dispatch", "announce"},
+    kShaped{"attention", "experts", "moe-layer", "dispatch", "announce", "machine"};
 
 // The options that only some workloads accept. All workloads accept the others.
 const std::pair<const char*, Names> kTakenBy[] = {
-    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch", "precision", "machine"}},
+    {"--runs", {"attention", "experts", "gemm", "moe-layer", "dispatch", "announce", "precision", "machine"}},
     {"--shape", kShaped},
     {"--routing", kRouted},
     {"--zipf", kRouted},
     {"--operands", {"experts", "moe-layer"}},
     {"--micro-batches", {"moe-layer"}},
-    {"--threads", {"attention", "experts", "gemm", "moe-layer", "dispatch", "step", "precision", "machine"}},
+    {"--threads",
+     {"attention", "experts", "gemm", "moe-layer", "dispatch", "announce", "step", "precision", "machine"}},
     {"--recipe", {"step", "precision"}},
     {"--set", {"step", "precision"}},
     {"--steps", {"step"}},
     {"--head-dim", {"attention"}},
     {"--window", {"attention"}},
     {"--documents", {"attention"}},
-    {"--sequences", {"attention"}},
+    {"--sequences", {"attention", "announce"}},
     {"--length", {"attention"}},
     {"--paths", {"attention"}},
     {"--kernels", {"attention", "experts", "moe-layer", "dispatch"}},
@@ -39,7 +40,7 @@ const std::pair<const char*, Names> kTakenBy[] = {
     {"--profile", {"moe-layer", "step"}},
     {"--first-micro-batch", {"moe-layer"}},
     {"--hash", {"step"}},
-    {"--ranks", {"dispatch", "collectives", "step", "machine"}},
+    {"--ranks", {"dispatch", "announce", "collectives", "step", "machine"}},
     {"--etp", {"dispatch"}},
     {"--ranks-per-node", {"dispatch"}},
     {"--sms", {"dispatch"}},
@@ -110,7 +111,8 @@ void add_bench_options(Command& command, BenchOptions& o) {
   command
       .add_option(
           "NAME", o.name,
-          "the workload: gemm, attention, experts, moe-layer, dispatch, collectives, step, precision or machine")
+          "the workload: gemm, attention, experts, moe-layer, dispatch, announce, collectives, step, precision or "
+          "machine")
       ->required();
   command.add_option("--runs", o.runs,
                      "all but step and collectives: number of timed runs, whose median is printed; "
@@ -118,9 +120,9 @@ void add_bench_options(Command& command, BenchOptions& o) {
   command.add_option("--device", o.device, "cpu or cuda; default: for step and precision the recipe's, else cpu");
   command.add_option(
       "--shape", o.shape,
-      "attention, experts, moe-layer, dispatch, machine: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
+      "attention, experts, moe-layer, dispatch, announce, machine: bench-cpu, mixtral-8x7b, qwen3-30b-a3b, "
       "deepseek-v3-8-local, olmoe or gpt-oss-20b; the default is bench-cpu on a CPU, qwen3-30b-a3b on a GPU");
-  command.add_option("--routing", o.routing, "experts, moe-layer, dispatch: balanced, zipf or uneven")
+  command.add_option("--routing", o.routing, "experts, moe-layer, dispatch, announce: balanced, zipf or uneven")
       ->capture_default_str();
   command.add_option("--zipf", o.spec.routing.exponent, "the exponent of --routing zipf")->capture_default_str();
   command
@@ -146,7 +148,7 @@ void add_bench_options(Command& command, BenchOptions& o) {
       .add_option("--window", o.spec.mask.window, "attention: number of keys that a query attends to; 0: all before it")
       ->capture_default_str();
   command.add_option("--documents", o.spec.mask.documents, "attention: documents per sequence")->capture_default_str();
-  command.add_option("--sequences", o.spec.sequences, "attention: sequences; 0: those of --shape")
+  command.add_option("--sequences", o.spec.sequences, "attention, announce: sequences; 0: those of --shape")
       ->capture_default_str();
   command.add_option("--length", o.spec.length, "attention: tokens of a sequence; 0: those of --shape")
       ->capture_default_str();
@@ -167,7 +169,8 @@ void add_bench_options(Command& command, BenchOptions& o) {
   command.add_flag("--hash", o.hash, "step: print the XXH3-128 hash of the master weights at the end");
   command
       .add_option("--ranks", o.ranks,
-                  "dispatch, collectives, step, machine: number of ranks, started as threads; mpirun starts processes")
+                  "dispatch, collectives, step, machine: number of ranks, started as threads; mpirun starts processes; "
+                  "announce: ep ranks, whose memory is all on one device")
       ->capture_default_str();
   command.add_option("--etp", o.etp, "dispatch: ranks that share each expert; ep is the rest")->capture_default_str();
   command

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/dispatch/destination_blocks.h"
 #include "ops/dispatch/dispatch_backends.h"
+#include "ops/op_checks.h"
 #include "ops/run_on_device.h"
 
 namespace moebius {
@@ -25,7 +27,7 @@ int64_t check_windows(const char* who, const Tensor& sent_1, const Tensor& bases
   return bases_W.numel();
 }
 
-void check(const Destinations& a) {
+void check(const Destinations& a, const Stream& s) {
   check_matrix("destinations", "topk", a.topk_TK, "[T, K]");
   MOEBIUS_CHECK(usage, a.experts_of_rank >= 1 && a.count_P.numel() >= 1,
                 "destinations: a rank must have experts, and there must be ranks; got {} and {}", a.experts_of_rank,
@@ -36,6 +38,7 @@ void check(const Destinations& a) {
   check_ints("destinations", "dest", a.dest_TJ, {T, J});
   check_ints("destinations", "slot", a.slot_TJ, {T, J});
   check_ints("destinations", "count", a.count_P, {a.count_P.numel()});
+  check_scratch("destinations", a.scratch, Destinations::scratch_bytes(T, a.count_P.numel(), s));
 }
 
 void check(const DispatchPlaces& a) {
@@ -121,6 +124,7 @@ void check(const PackRoutes& a) {
 void check(const SelectRoutes& a) {
   check_matrix("select_routes", "topk", a.topk_NK, "[N, K]");
   check_ints("select_routes", "topk", a.topk_NK, a.topk_NK.shape);
+  check_tensor("select_routes", "weight", a.weight_NK, DType::f32, a.topk_NK.shape);
   check_ints("select_routes", "routes", a.routes_N2K, {a.topk_NK.dim(0), 2 * a.topk_NK.dim(1)});
 }
 
@@ -129,22 +133,13 @@ void check(const PushRoutes& a) {
   MOEBIUS_CHECK(usage, a.etp >= 1 && W % a.etp == 0 && a.experts_of_rank >= 1,
                 "push_routes: etp must divide the {} ranks, and a rank must have experts; got {} and {}", W, a.etp,
                 a.experts_of_rank);
-  check_matrix("push_routes", "routes", a.routes_T2K, "[T, 2 K]");
+  check_matrix("push_routes", "topk", a.topk_TK, "[T, K]");
   check_matrix("push_routes", "dest", a.dest_TJ, "[T, J]");
-  const int64_t T = a.dest_TJ.dim(0);
-  check_ints("push_routes", "routes", a.routes_T2K, {T, a.routes_T2K.dim(1) / 2 * 2});
-  check_ints("push_routes", "dest", a.dest_TJ, a.dest_TJ.shape);
+  check_ints("push_routes", "topk", a.topk_TK, a.topk_TK.shape);
+  if (!a.kept_TK.empty()) check_ints("push_routes", "kept", a.kept_TK, a.topk_TK.shape);
+  check_tensor("push_routes", "weight", a.weight_TK, DType::f32, a.topk_TK.shape);
+  check_ints("push_routes", "dest", a.dest_TJ, {a.topk_TK.dim(0), a.dest_TJ.dim(1)});
   check_ints("push_routes", "row", a.row_TJ, a.dest_TJ.shape);
-}
-
-void check(const UnpackRoutes& a) {
-  check_matrix("unpack_routes", "topk", a.topk_NL, "[N, L]");
-  check_ints("unpack_routes", "topk", a.topk_NL, a.topk_NL.shape);
-  check_tensor("unpack_routes", "weight", a.weight_NL, DType::f32, a.topk_NL.shape);
-  check_ints("unpack_routes", "routes", a.routes_N2L, {a.topk_NL.dim(0), 2 * a.topk_NL.dim(1)});
-  check_ints("unpack_routes", "arrive", a.arrive_W1, {a.arrive_W1.numel()});
-  MOEBIUS_CHECK(usage, a.arrive_W1.numel() >= 2, "unpack_routes: arrive must be i32 [W + 1]; got {}",
-                to_string(a.arrive_W1));
 }
 
 void check(const ReturnSums& a) {
@@ -208,8 +203,12 @@ void check(const OwnRows& a) {
 
 }  // namespace
 
+int64_t Destinations::scratch_bytes(int64_t num_tokens, int64_t num_ranks, const Stream& s) {
+  return s.target() == DeviceKind::cuda ? cuda::destination_scratch_bytes(num_tokens, num_ranks) : 0;
+}
+
 void destinations(Stream& s, const Destinations& a) {
-  check(a);
+  check(a, s);
   OpScope scope(s, "destinations", {0, bytes_of(a.topk_TK) + bytes_of(a.kept_TK) + 2 * bytes_of(a.dest_TJ)});
   run_on_device(s, cpu::destinations, cuda::destinations, a);
 }
@@ -265,7 +264,7 @@ void pack_routes(Stream& s, const PackRoutes& a) {
 
 void select_routes(Stream& s, const SelectRoutes& a) {
   check(a);
-  OpScope scope(s, "select_routes", {0, 3 * bytes_of(a.topk_NK)});
+  OpScope scope(s, "select_routes", {0, 2 * bytes_of(a.routes_N2K)});
   if (a.topk_NK.empty()) return;
   run_on_device(s, cpu::select_routes, cuda::select_routes, a);
 }
@@ -273,16 +272,10 @@ void select_routes(Stream& s, const SelectRoutes& a) {
 void push_routes(Stream& s, const PushRoutes& a) {
   check(a);
   const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
-  OpScope scope(s, "push_routes", {0, bytes_of(a.routes_T2K) * (1 + rows) + 2 * bytes_of(a.dest_TJ)});
-  if (a.routes_T2K.empty() || a.dest_TJ.empty()) return;
+  const double pairs = bytes_of(a.topk_TK) + bytes_of(a.weight_TK);
+  OpScope scope(s, "push_routes", {0, pairs * (1 + rows) + bytes_of(a.kept_TK) + 2 * bytes_of(a.dest_TJ)});
+  if (a.topk_TK.empty() || a.dest_TJ.empty()) return;
   run_on_device(s, cpu::push_routes, cuda::push_routes, a);
-}
-
-void unpack_routes(Stream& s, const UnpackRoutes& a) {
-  check(a);
-  OpScope scope(s, "unpack_routes", {0, 2 * bytes_of(a.routes_N2L)});
-  if (a.topk_NL.empty()) return;
-  run_on_device(s, cpu::unpack_routes, cuda::unpack_routes, a);
 }
 
 Cost cost(const ReturnSums& a) {

@@ -38,8 +38,10 @@ enum class RowsOf : uint8_t { all, own, others };
 // A pair with a negative kept is dropped, and not sent.
 struct Destinations {
   Tensor dest_TJ, slot_TJ, count_P;  // out i32
+  Tensor scratch;                    // scratch_bytes() bytes of any dtype
   Tensor topk_TK, kept_TK;           // in i32; kept may be empty: none is dropped
   int64_t experts_of_rank = 1;       // E/P
+  static int64_t scratch_bytes(int64_t num_tokens, int64_t num_ranks, const Stream& s);  // num_ranks: P
 };
 void destinations(Stream& s, const Destinations& a);
 
@@ -125,39 +127,30 @@ void pack_routes(Stream& s, const PackRoutes& a);
 
 // topk[n,k] = routes[n,k] - first,  or -1 unless the expert is one of [first, first + num)
 //
-// Selects the pairs of some experts, which are then numbered from 0. The result is stored in routes too, without
-// changing its weights.
+// Unpacks routes, and selects the pairs of some experts, which are then numbered from 0. For all pairs, weight[n,k] is the
+// number whose bits are routes[n, K + k].
 struct SelectRoutes {
-  Tensor topk_NK;     // out i32
-  Tensor routes_N2K;  // inout i32
+  Tensor topk_NK, weight_NK;  // out i32, f32
+  Tensor routes_N2K;          // in i32, of pack_routes
   int64_t first_expert = 0, num_experts = 1;
 };
 void select_routes(Stream& s, const SelectRoutes& a);
 
 // Sends to each rank the pairs of a token with its experts, in the order of k. The l-th pair of token t at ep rank p is
-// the l-th k with topk[t,k] in [p E/P, (p + 1) E/P), k(t,p,l); there are L at most.
+// the l-th k with topk[t,k] in [p E/P, (p + 1) E/P) that is not dropped, k(t,p,l); there are L at most.
 //   array[row[t,j], l]     = topk[t, k(t,p,l)],    -1 past the last one
 //   array[row[t,j], L + l] = the bits of weight[t, k(t,p,l)], 0 past the last one
 // in the windows of the ranks p ETP + i,  p = dest[t,j],  for all j with dest[t,j] >= 0
 struct PushRoutes {
-  Tensor sent_1;                 // inout
-  Tensor routes_T2K;             // in, of pack_routes or select_routes
-  Tensor dest_TJ, row_TJ;        // in
-  Tensor bases_W;                // in
-  int64_t offset = 0, rank = 0;  // of the array [N, 2 L], i32; of this rank
+  Tensor sent_1;                       // inout
+  Tensor topk_TK, kept_TK, weight_TK;  // in i32, i32, f32; kept may be empty: none is dropped
+  Tensor dest_TJ, row_TJ;              // in
+  Tensor bases_W;                      // in
+  int64_t offset = 0, rank = 0;        // of the array [N, 2 L], i32; of this rank
   int64_t etp = 1;
   int64_t experts_of_rank = 1;  // E/P
 };
 void push_routes(Stream& s, const PushRoutes& a);
-
-// topk[n,l] = routes[n,l];  weight[n,l] = the number whose bits are routes[n, L + l]
-//
-// This is for the arrive[W] rows that arrived. For all rows past them topk is -1, and weight 0.
-struct UnpackRoutes {
-  Tensor topk_NL, weight_NL;     // out i32, f32
-  Tensor routes_N2L, arrive_W1;  // in
-};
-void unpack_routes(Stream& s, const UnpackRoutes& a);
 
 // array[back[s] + i,:] = sum over l of weight[n,l] * y[pair_row[n,l],:]  in the window of s,  n = arrive[s] + i
 // for each rank s and each row i that came from it

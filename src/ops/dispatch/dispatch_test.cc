@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <optional>
 
 #include "device/block_limit.h"
@@ -10,6 +11,7 @@
 #include "ops/cpu/testing.h"
 #include "ops/dispatch/dispatch_ref.h"
 #include "ops/permute/index_rows.h"
+#include "ops/permute/index_rows_ref.h"
 
 namespace moebius {
 namespace {
@@ -125,10 +127,12 @@ class DispatchTest : public testing::DeviceTest<Case> {
       bases_.tensor().ptr<int64_t>()[q] = reinterpret_cast<int64_t>(ranks_[q]->window.tensor().data);
     for (int64_t q = 0; q < c().W(); ++q) {
       Rank& r = *ranks_[q];
+      Array scratch({Destinations::scratch_bytes(c().T, c().P, s_)}, DType::u8);
       experts_.push_back(r.experts_of_token);
       destinations(s_, {.dest_TJ = r.dest.tensor(),
                         .slot_TJ = r.slot.tensor(),
                         .count_P = r.count.tensor(),
+                        .scratch = scratch.tensor(),
                         .topk_TK = r.topk.tensor(),
                         .kept_TK = r.kept.tensor(),
                         .experts_of_rank = c().e});
@@ -137,6 +141,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
                        .bases_W = bases_.tensor(),
                        .offset = r.offset[Rank::counts],
                        .rank = q});
+      synchronize(s_);  // the scratch of this scope is in use until then
     }
     for (int64_t q = 0; q < c().W(); ++q) {
       Rank& r = *ranks_[q];
@@ -218,14 +223,11 @@ class DispatchTest : public testing::DeviceTest<Case> {
   }
   void send_routes(int64_t q) {
     Rank& r = *ranks_[q];
-    Array routes = Array::poisoned({c().T, 2 * c().K}, DType::i32);
-    pack_routes(s_, {.routes_T2K = routes.tensor(),
-                     .topk_TK = r.topk.tensor(),
-                     .kept_TK = r.kept.tensor(),
-                     .weight_TK = r.weight.tensor()});
     sent_now(q);
     push_routes(s_, {.sent_1 = r.sent.tensor(),
-                     .routes_T2K = routes.tensor(),
+                     .topk_TK = r.topk.tensor(),
+                     .kept_TK = r.kept.tensor(),
+                     .weight_TK = r.weight.tensor(),
                      .dest_TJ = r.dest.tensor(),
                      .row_TJ = r.row.tensor(),
                      .bases_W = bases_.tensor(),
@@ -236,45 +238,68 @@ class DispatchTest : public testing::DeviceTest<Case> {
     synchronize(s_);
     EXPECT_EQ(sent_now(q), left_[q] * static_cast<double>(8 * c().L()));
   }
-  // Unpacks the routes that arrived at rank q, and compares them with the routes of the ranks that sent them.
-  void expect_routes(int64_t q, Array& topk, Array& weight) {
-    Rank& r = *ranks_[q];
-    unpack_routes(s_, {.topk_NL = topk.tensor(),
-                       .weight_NL = weight.tensor(),
-                       .routes_N2L = r.at(Rank::routes),
-                       .arrive_W1 = r.arrive.tensor()});
-    Values want_topk, want_weight;
+  // The routes of the rows that arrive at rank q: L pairs of each, and none of the rows past the last one.
+  struct RoutesHere {
+    std::vector<int64_t> topk;
+    Values weight;
+  };
+  RoutesHere expected_routes(int64_t q) {
+    RoutesHere want;
     for (int64_t n = 0; n < c().N(); ++n) {
       const bool here = n < std::ssize(arrivals_[q]);
       const std::vector<int64_t> pairs = here ? pairs_at(arrivals_[q][n], q) : std::vector<int64_t>();
       for (const int64_t k : pairs) {
         const Arrival row = arrivals_[q][n];
-        want_topk.push_back(static_cast<double>(expert_of(c(), row.from, row.token, k)));
-        want_weight.push_back(row_of(ranks_[row.from]->weight.tensor(), row.token)[k]);
+        want.topk.push_back(expert_of(c(), row.from, row.token, k));
+        want.weight.push_back(row_of(ranks_[row.from]->weight.tensor(), row.token)[k]);
       }
-      want_topk.resize((n + 1) * c().L(), -1);
-      want_weight.resize((n + 1) * c().L(), 0);
+      want.topk.resize((n + 1) * c().L(), -1);
+      want.weight.resize((n + 1) * c().L(), 0);
     }
-    EXPECT_EQ(topk.values(), want_topk);
-    EXPECT_EQ(weight.values(), want_weight);
+    return want;
+  }
+  void expect_routes(int64_t q, const RoutesHere& want) {
+    const Tensor routes = ranks_[q]->at(Rank::routes);
+    synchronize(s_);
+    for (int64_t n = 0; n < c().N(); ++n) {
+      if (n >= std::ssize(arrivals_[q])) {
+        ASSERT_TRUE(is_poison(routes, n)) << "a route that no row has was written";
+        continue;
+      }
+      const int32_t* got = routes.ptr<int32_t>() + n * 2 * c().L();
+      for (int64_t l = 0; l < c().L(); ++l) {
+        ASSERT_EQ(got[l], want.topk[n * c().L() + l]);
+        ASSERT_EQ(got[c().L() + l], std::bit_cast<int32_t>(static_cast<float>(want.weight[n * c().L() + l])));
+      }
+    }
   }
   // The results of the experts of a rank: random rows and values, for the pairs that arrived.
   struct Results {
     Array y, numbers, pair_row, weight;
     Values y_values = y.values(), number_values = numbers.values();
   };
-  Results experts_results(int64_t q, Array& topk, const Array& weight) {
-    const int64_t R = c().N() * c().L();
+  Results experts_results(int64_t q, const RoutesHere& want) {
+    const int64_t R = c().N() * c().L(), first = c().e * (q / c().etp);
     Array offsets = Array::poisoned({c().e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32);
     Array pair_row = Array::poisoned({c().N(), c().L()}, DType::i32);
+    Array weight = Array::poisoned({c().N(), c().L()}, DType::f32);
     Array scratch(Shape{IndexRows::scratch_bytes(c().N(), c().e, s_)}, DType::u8);
-    index_rows(s_, {.offsets_e1 = offsets.tensor(),
-                    .row_token_R = token.tensor(),
-                    .pair_row_TK = pair_row.tensor(),
-                    .scratch = scratch.tensor(),
-                    .topk_TK = topk.tensor(),
-                    .first_expert = c().e * (q / c().etp)});
+    index_routes(s_, {.offsets_e1 = offsets.tensor(),
+                      .row_token_R = token.tensor(),
+                      .pair_row_NL = pair_row.tensor(),
+                      .weight_NL = weight.tensor(),
+                      .scratch = scratch.tensor(),
+                      .routes_N2L = ranks_[q]->at(Rank::routes),
+                      .arrive_GV = ranks_[q]->arrive.tensor().view({1, c().W() + 1}),
+                      .first_expert = first});
     synchronize(s_);  // the arrays of this scope are in use until then
+    EXPECT_EQ(weight.values(), want.weight);
+    const ref::RowIndex index = ref::index_rows(want.topk, {}, c().L(), first, c().e);
+    EXPECT_EQ(offsets.values(), Values(index.offsets.begin(), index.offsets.end()));
+    EXPECT_EQ(pair_row.values(), Values(index.row_of_pair.begin(), index.row_of_pair.end()));
+    Values tokens(index.token.begin(), index.token.end());
+    tokens.resize(R, -1);
+    EXPECT_EQ(token.values(), tokens);
     return {.y = Array::normal({R, c().D}, c().dtype, 300 + q),
             .numbers = Array::normal({R}, DType::f32, 400 + q),
             .pair_row = pair_row,
@@ -398,27 +423,14 @@ TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
   }
 }
 
-TEST(SelectRoutes, LeavesThePairsOfSomeExperts) {
-  ThreadPool pool(2);
-  Stream s(DeviceKind::cpu, pool);
-  Array routes = Array::of({3, 4}, DType::i32, {0, 5, 70, 71, 4, -1, 72, 73, 8, 7, 74, 75});
-  Array topk = Array::poisoned({3, 2}, DType::i32);
-  select_routes(s, {.topk_NK = topk.tensor(), .routes_N2K = routes.tensor(), .first_expert = 4, .num_experts = 4});
-  EXPECT_EQ(topk.values(), (Values{-1, 1, 0, -1, -1, 3}));
-  EXPECT_EQ(routes.values(), (Values{-1, 1, 70, 71, 0, -1, 72, 73, -1, 3, 74, 75}));
-  expect_error(ErrorKind::usage, "select_routes: routes must be",
-               [&] { select_routes(s, {.topk_NK = topk.tensor(), .routes_N2K = topk.tensor()}); });
-}
-
 // A rank's experts give rows of their own, and these return as sums.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
   announce();
   for (int64_t q = 0; q < c().W(); ++q) send_routes(q);
   for (int64_t q = 0; q < c().W(); ++q) {
-    const Shape shape{c().N(), c().L()};
-    Array topk = Array::poisoned(shape, DType::i32), weight = Array::poisoned(shape, DType::f32);
-    expect_routes(q, topk, weight);
-    results_.push_back(experts_results(q, topk, weight));
+    const RoutesHere routes = expected_routes(q);
+    expect_routes(q, routes);
+    results_.push_back(experts_results(q, routes));
   }
   for (int64_t q = 0; q < c().W(); ++q) return_results(q);
   for (int64_t q = 0; q < c().W(); ++q) expect_returned(q);
@@ -450,8 +462,8 @@ TEST(Dispatch, MessagesOfTheChecks) {
                [&] { push_rows(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .etp = 2}); });
   expect_error(ErrorKind::usage, "push_to_all: the rank must be one of 3; got 3",
                [&] { push_to_all(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .rank = 3}); });
-  expect_error(ErrorKind::usage, "unpack_routes: topk must be [N, L]; got i32[4]",
-               [&] { unpack_routes(s, {.topk_NL = t.view({4})}); });
+  expect_error(ErrorKind::usage, "push_routes: topk must be [T, K]; got i32[4]",
+               [&] { push_routes(s, {.sent_1 = sent.tensor(), .topk_TK = t.view({4}), .bases_W = bases.tensor()}); });
   expect_error(ErrorKind::usage, "push_routes: etp must divide the 3 ranks, and a rank must have experts; got 1 and 0",
                [&] { push_routes(s, {.sent_1 = sent.tensor(), .bases_W = bases.tensor(), .experts_of_rank = 0}); });
   expect_error(ErrorKind::usage, "sum_pairs: from must be [B, L]; got i32[4]",

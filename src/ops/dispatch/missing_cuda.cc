@@ -14,7 +14,6 @@ void spread_rows(Stream&, const SpreadRows&) { missing_cuda("spread_rows"); }
 void pack_routes(Stream&, const PackRoutes&) { missing_cuda("pack_routes"); }
 void select_routes(Stream&, const SelectRoutes&) { missing_cuda("select_routes"); }
 void push_routes(Stream&, const PushRoutes&) { missing_cuda("push_routes"); }
-void unpack_routes(Stream&, const UnpackRoutes&) { missing_cuda("unpack_routes"); }
 void return_sums(Stream&, const ReturnSums&) { missing_cuda("return_sums"); }
 void return_pairs(Stream&, const ReturnPairs&) { missing_cuda("return_pairs"); }
 void sum_pairs(Stream&, const SumPairs&) { missing_cuda("sum_pairs"); }

@@ -1,5 +1,6 @@
-// Rows of tokens in a local array that is sorted by destination.
+// Rows of tokens in a local array that is sorted by destination, and routes as such rows.
 #include <algorithm>
+#include <bit>
 
 #include "io/testing.h"
 #include "ops/cpu/testing.h"
@@ -76,9 +77,11 @@ TEST_P(SortedRowsTest, AreWhereTheReferencePutsThem) {
   Array dest = Array::poisoned({T, J}, DType::i32), slot = dest, count = Array::poisoned({P}, DType::i32);
   Array row = Array::poisoned({G, T, J}, DType::i32), x = Array::normal({T, D}, dtype, 1);
   Array array = Array::of({S, D}, dtype, Values(S * D, 7.0));
+  Array scratch({Destinations::scratch_bytes(T, P, s_)}, DType::u8);
   destinations(s_, {.dest_TJ = dest.tensor(),
                     .slot_TJ = slot.tensor(),
                     .count_P = count.tensor(),
+                    .scratch = scratch.tensor(),
                     .topk_TK = topk.tensor(),
                     .kept_TK = keeps.tensor(),
                     .experts_of_rank = e});
@@ -122,6 +125,28 @@ TEST(SortedRows, PackedRoutesMayNumberExpertsFromOne) {
                     .weight_TK = weight.tensor(),
                     .shift = 1});
     EXPECT_EQ(routes.values(), (Values{4, 1, 0, 0, -1, 2, 0, 0}));
+  });
+}
+
+TEST(SelectRoutes, LeavesThePairsOfSomeExperts) {
+  testing::on_each_device([](Stream& s) {
+    Values packed{0, 5, 0, 0, 4, -1, 0, 0, 8, 7, 0, 0};
+    const Values weights{0.5, -1, 2, 3, 4, 5};
+    for (size_t i = 0; i < weights.size(); ++i)
+      packed[i / 2 * 4 + 2 + i % 2] = std::bit_cast<int32_t>(static_cast<float>(weights[i]));
+    Array routes = Array::of({3, 4}, DType::i32, packed);
+    Array topk = Array::poisoned({3, 2}, DType::i32), weight = Array::poisoned({3, 2}, DType::f32);
+    const SelectRoutes select{.topk_NK = topk.tensor(),
+                              .weight_NK = weight.tensor(),
+                              .routes_N2K = routes.tensor(),
+                              .first_expert = 4,
+                              .num_experts = 4};
+    select_routes(s, select);
+    EXPECT_EQ(topk.values(), (Values{-1, 1, 0, -1, -1, 3}));
+    EXPECT_EQ(weight.values(), weights);
+    SelectRoutes bad = select;
+    bad.routes_N2K = topk.tensor();
+    expect_error(ErrorKind::usage, "select_routes: routes must be", [&] { select_routes(s, bad); });
   });
 }
 

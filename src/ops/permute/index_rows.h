@@ -23,6 +23,19 @@ struct IndexRows {
 };
 void index_rows(Stream& s, const IndexRows& a);
 
+// Computes the rows of N tokens as IndexRows does, from routes that arrived (PushRoutes in ops/dispatch/dispatch.h):
+//   topk[n,l] = routes[n,l];  weight[n,l] = the number whose bits are routes[n, L + l]
+//
+// The N tokens are in G sections of N/G. Of section g the first arrive[g, V - 1] tokens arrived. The others have no row
+// and weight 0; their routes may have any bits. A pair has no row where topk is negative.
+struct IndexRoutes {
+  Tensor offsets_e1, row_token_R, pair_row_NL, weight_NL;  // out i32, weight f32; as in IndexRows
+  Tensor scratch;                                          // IndexRows::scratch_bytes(N, e, s) bytes of any dtype
+  Tensor routes_N2L, arrive_GV;                            // in i32
+  int64_t first_expert = 0;
+};
+void index_routes(Stream& s, const IndexRoutes& a);
+
 // Sorts by expert, then by rank, the rows that arrive from W ranks. The rows arrive rank after rank, those of each rank
 // sorted by expert; rank q sends counts[q, i] rows for expert i. Row r of the sorted order is the arrival_R[r]-th row
 // to arrive, and row_R is the inverse. REQUIRES: R is at least the number of rows for the experts [first_expert,

@@ -1,8 +1,8 @@
-// index_rows cuts tokens into blocks, and keeps counts of each. This header is plain C++,
+// index_rows divides tokens into blocks, and keeps counts of each. This header is plain C++,
 // since sizes are also needed where nothing runs.
 #pragma once
 
-#include "core/error.h"
+#include "ops/token_blocks.h"
 
 namespace moebius {
 
@@ -15,10 +15,13 @@ inline int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts)
 }  // namespace cpu
 
 namespace cuda {
-constexpr int64_t kTokensPerIndexBlock = 64;  // the bits of a mask
-// start_Be, and after it total_e: rows of an expert in all blocks.
+constexpr int64_t kTokensPerIndexChunk = 256;
+inline TokenBlocks index_blocks(int64_t num_tokens, int64_t num_experts) {
+  return token_blocks(num_tokens, num_experts, kTokensPerIndexChunk);
+}
+// counts_Be: rows of an expert in a block.
 inline int64_t index_rows_scratch_bytes(int64_t num_tokens, int64_t num_experts) {
-  return (div_ceil(num_tokens, kTokensPerIndexBlock) + 1) * num_experts * int64_t{4};
+  return index_blocks(num_tokens, num_experts).num_blocks * num_experts * int64_t{4};
 }
 }  // namespace cuda
 

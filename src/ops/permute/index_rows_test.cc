@@ -1,6 +1,8 @@
 #include "ops/permute/index_rows.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 #include "ops/cpu/testing.h"
 #include "ops/permute/index_rows_ref.h"
@@ -67,13 +69,15 @@ TEST_P(IndexRowsTest, EqualsTheDefinition) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const auto& [T, K, E, first, e] : std::vector<std::array<int64_t, 5>>{{0, 2, 4, 0, 4},
-                                                                             {1, 1, 1, 0, 1},
-                                                                             {7, 2, 6, 2, 3},
-                                                                             {130, 3, 8, 4, 4},
-                                                                             {300, 4, 9, 8, 1},
-                                                                             {257, 8, 64, 0, 64},
-                                                                             {70, 2, 1024, 0, 1024}}) {
+  for (const auto& [T, K, E, first, e] :
+       std::vector<std::array<int64_t, 5>>{{0, 2, 4, 0, 4},
+                                           {1, 1, 1, 0, 1},
+                                           {7, 2, 6, 2, 3},
+                                           {130, 3, 8, 4, 4},
+                                           {300, 4, 9, 8, 1},
+                                           {257, 8, 64, 0, 64},
+                                           {33100, 2, 64, 0, 64},  // blocks of a GPU go over several chunks
+                                           {70, 2, 1024, 0, 1024}}) {
     for (const bool drops : {false, true}) {
       for (const bool skewed : {false, true}) all.push_back({T, K, E, first, e, drops, skewed});
     }
@@ -81,6 +85,53 @@ std::vector<Case> cases() {
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Shapes, IndexRowsTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+// Tokens in sections, of each of which only the first ones arrived. The routes of the others have random bits.
+TEST(IndexRoutes, IsTheIndexOfTheTokensThatArrived) {
+  testing::on_each_device([](Stream& s) {
+    for (const auto& [G, n, L, first, e] : std::vector<std::array<int64_t, 5>>{
+             {1, 0, 2, 0, 2}, {1, 70, 1, 3, 1}, {3, 150, 3, 4, 5}, {2, 601, 8, 0, 32}, {4, 33, 34, 7, 40}}) {
+      const int64_t N = G * n, V = 3, R = N * std::min(L, e);
+      const Rng rng(11, RngSite::bench);
+      std::vector<int32_t> routes, arrive;
+      std::vector<int64_t> topk;
+      Values weights;
+      for (int64_t g = 0; g < G; ++g) arrive.insert(arrive.end(), {0, 1 << 30, static_cast<int32_t>(n - g * n / 3)});
+      for (int64_t t = 0; t < N; ++t) {
+        const bool arrived = t % n < arrive[t / n * V + V - 1];
+        const int64_t start = static_cast<int64_t>(rng.below(t, e)), pairs = t % (L + 1);
+        for (int64_t l = 0; l < L; ++l) {
+          routes.push_back(l < pairs || !arrived ? static_cast<int32_t>(first + (start + l) % e) : -1);
+          topk.push_back(arrived ? routes.back() : -1);
+        }
+        for (int64_t l = 0; l < L; ++l) {
+          const float weight = l < pairs || !arrived ? 0.25f * static_cast<float>(l + t % 9) : 0.0f;
+          routes.push_back(std::bit_cast<int32_t>(weight));
+          weights.push_back(arrived ? weight : 0.0);
+        }
+      }
+      const ref::RowIndex want = ref::index_rows(topk, {}, L, first, e);
+      Array routes_N2L = Array::of_ints({N, 2 * L}, routes), arrive_GV = Array::of_ints({G, V}, arrive);
+      Array offsets({e + 1}, DType::i32), token = Array::poisoned({R}, DType::i32);
+      Array row = Array::poisoned({N, L}, DType::i32), weight = Array::poisoned({N, L}, DType::f32);
+      Array scratch({IndexRows::scratch_bytes(N, e, s)}, DType::u8);
+      index_routes(s, {.offsets_e1 = offsets.tensor(),
+                       .row_token_R = token.tensor(),
+                       .pair_row_NL = row.tensor(),
+                       .weight_NL = weight.tensor(),
+                       .scratch = scratch.tensor(),
+                       .routes_N2L = routes_N2L.tensor(),
+                       .arrive_GV = arrive_GV.tensor(),
+                       .first_expert = first});
+      synchronize(s);
+      EXPECT_EQ(ints(offsets, e + 1), want.offsets);
+      EXPECT_EQ(ints(token, std::ssize(want.token)), want.token);
+      EXPECT_EQ(ints(row, N * L), want.row_of_pair);
+      EXPECT_EQ(weight.values(), weights);
+      for (int64_t r = std::ssize(want.token); r < R; ++r) EXPECT_EQ(token.values()[r], -1) << "no such row";
+    }
+  });
+}
 
 TEST(IndexArrivals, EqualsTheDefinition) {
   testing::on_each_device([](Stream& s) {
@@ -168,6 +219,25 @@ TEST(IndexRows, BadArgumentsAreNamed) {
               index_arrivals(s, {.offsets_e1 = offsets.tensor(), .counts_WE = topk.tensor(), .first_expert = 1});
             }),
             "index_arrivals: counts must be i32 [W, E] with the experts 1 to 3 in E; got i32[6, 2]");
+  EXPECT_EQ(testing::error_of([&] {
+              index_routes(s, {.offsets_e1 = offsets.tensor(),
+                               .row_token_R = rows.tensor(),
+                               .pair_row_NL = topk.tensor(),
+                               .weight_NL = f.tensor(),
+                               .routes_N2L = rows.tensor().view({6, 2}),
+                               .arrive_GV = topk.tensor()});
+            }),
+            "index_routes: routes must be i32[6, 4]; got i32[6, 2]");
+  Array routes({6, 4}, DType::i32);
+  EXPECT_EQ(testing::error_of([&] {
+              index_routes(s, {.offsets_e1 = offsets.tensor(),
+                               .row_token_R = rows.tensor(),
+                               .pair_row_NL = topk.tensor(),
+                               .weight_NL = f.tensor(),
+                               .routes_N2L = routes.tensor(),
+                               .arrive_GV = routes.tensor().view({4, 6})});
+            }),
+            "index_routes: arrive must be i32 [G, V] where G divides the 6 tokens; got i32[4, 6]");
   EXPECT_EQ(testing::error_of([&] { gather_rows(s, {.to_RD = f.tensor(), .from_ND = rows.tensor()}); }),
             "gather_rows: to must be [R, D] and from [N, D]; got f32[6, 2] and i32[12]");
 }

@@ -20,6 +20,9 @@ TEST(Launches, CountsTheKernelsOfAnOp) {
   EXPECT_EQ(launches_of("router_logits_bwd", {}), 5);
   EXPECT_EQ(launches_of("router_logits_bwd", {.biases_router = true}), 7);
   EXPECT_EQ(launches_of("sum_rows", {}), 2);
+  EXPECT_EQ(launches_of("destinations", {}), 2);
+  EXPECT_EQ(launches_of("index_rows", {}), 2);
+  EXPECT_EQ(launches_of("index_routes", {}), 2);
   EXPECT_EQ(launches_of("lm_logits_block", {}) + launches_of("lm_loss_block", {}), launches_of("lm_loss", {}) + 1);
 }
 

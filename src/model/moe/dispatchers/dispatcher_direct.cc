@@ -96,6 +96,7 @@ void DirectDispatcher::exchange_counts(Step& step, DirectHandle& d) const {
   destinations(step.stream, {.dest_TJ = d.dest_TJ.rows(0, T),
                              .slot_TJ = slot_TJ,
                              .count_P = count_P,
+                             .scratch = step.alloc_bytes(Destinations::scratch_bytes(T, P_, step.stream)),
                              .topk_TK = d.route.topk_TK,
                              .kept_TK = d.route.pair_row_TK,
                              .experts_of_rank = e_});
@@ -117,14 +118,11 @@ void DirectDispatcher::exchange_counts(Step& step, DirectHandle& d) const {
 
 void DirectDispatcher::exchange_routes(Step& step, DirectHandle& d) const {
   StackScope scope(step.stack);
-  const int64_t T = d.route.topk_TK.dim(0), N = W_ * T, K = spec_.top_k;
-  const Tensor routes_T2K = step.alloc({T, 2 * K}, DType::i32), topk_NL = step.alloc({N, L_}, DType::i32);
-  pack_routes(step.stream, {.routes_T2K = routes_T2K,
+  const int64_t T = d.route.topk_TK.dim(0), N = W_ * T;
+  push_routes(step.stream, {.sent_1 = window_.sent_1(),
                             .topk_TK = d.route.topk_TK,
                             .kept_TK = d.route.pair_row_TK,
-                            .weight_TK = d.route.weight_TK});
-  push_routes(step.stream, {.sent_1 = window_.sent_1(),
-                            .routes_T2K = routes_T2K,
+                            .weight_TK = d.route.weight_TK,
                             .dest_TJ = d.dest_TJ.rows(0, T),
                             .row_TJ = d.row_TJ.rows(0, T),
                             .bases_W = window_.bases_W(),
@@ -133,16 +131,14 @@ void DirectDispatcher::exchange_routes(Step& step, DirectHandle& d) const {
                             .etp = etp_,
                             .experts_of_rank = e_});
   round(step, "announce (routes)");
-  unpack_routes(step.stream, {.topk_NL = topk_NL,
-                              .weight_NL = d.weight_NL.rows(0, N),
-                              .routes_N2L = window_.here(window_.routes()).rows(0, N),
-                              .arrive_W1 = d.arrive_W1});
-  index_rows(step.stream, {.offsets_e1 = d.rows.offsets_e1,
-                           .row_token_R = d.rows.token_R,
-                           .pair_row_TK = d.pair_row_NL.rows(0, N),
-                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(N, e_, step.stream)),
-                           .topk_TK = topk_NL,
-                           .first_expert = e_ * spec_.mesh->place().ep});
+  index_routes(step.stream, {.offsets_e1 = d.rows.offsets_e1,
+                             .row_token_R = d.rows.token_R,
+                             .pair_row_NL = d.pair_row_NL.rows(0, N),
+                             .weight_NL = d.weight_NL.rows(0, N),
+                             .scratch = step.alloc_bytes(IndexRows::scratch_bytes(N, e_, step.stream)),
+                             .routes_N2L = window_.here(window_.routes()).rows(0, N),
+                             .arrive_GV = d.arrive_W1.view({1, W_ + 1}),
+                             .first_expert = e_ * spec_.mesh->place().ep});
 }
 
 void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& d,

@@ -110,6 +110,7 @@ void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   destinations(step.stream, {.dest_TJ = dest_TA,
                              .slot_TJ = slot_TA,
                              .count_P = count_M,
+                             .scratch = step.alloc_bytes(Destinations::scratch_bytes(T, M_, step.stream)),
                              .topk_TK = d.route.topk_TK,
                              .kept_TK = d.route.pair_row_TK,
                              .experts_of_rank = e_ * P_});
@@ -167,19 +168,21 @@ void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoL
 void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0), N = M_ * T;
-  const Tensor topk_NL = step.alloc({n_ * N, L_}, DType::i32), slot_NJ = step.alloc({N, J_}, DType::i32);
+  const Tensor weight_NK = step.alloc({N, spec_.top_k}, DType::f32), slot_NJ = step.alloc({N, J_}, DType::i32);
   const Tensor counts_MnP = window_.here(window_.counts());
   for (int64_t m = 0; m < M_; ++m) {
     const int64_t num = d.recv_rows[m];
     StackScope of_node(step.stack);
     const Tensor count_P = step.alloc({P_}, DType::i32), topk = d.topk_NK.rows(m * T, m * T + num);
     select_routes(step.stream, {.topk_NK = topk,
+                                .weight_NK = weight_NK.rows(m * T, m * T + num),
                                 .routes_N2K = routes[m],
                                 .first_expert = e_ * P_ * node_ + kFirstExpert,
                                 .num_experts = e_ * P_});
     destinations(step.stream, {.dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
                                .slot_TJ = slot_NJ.rows(m * T, m * T + num),
                                .count_P = count_P,
+                               .scratch = step.alloc_bytes(Destinations::scratch_bytes(num, P_, step.stream)),
                                .topk_TK = topk,
                                .kept_TK = topk,
                                .experts_of_rank = e_});
@@ -203,8 +206,11 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
   }
   for (int64_t m = 0; m < M_; ++m) {
     const int64_t num = d.recv_rows[m];
+    const Tensor topk = d.topk_NK.rows(m * T, m * T + num);
     push_routes(step.stream, {.sent_1 = window_.sent_1(),
-                              .routes_T2K = routes[m],
+                              .topk_TK = topk,
+                              .kept_TK = topk,
+                              .weight_TK = weight_NK.rows(m * T, m * T + num),
                               .dest_TJ = d.dest_NJ.rows(m * T, m * T + num),
                               .row_TJ = d.row_NJ.rows(m * T, m * T + num),
                               .bases_W = window_.bases_W(),
@@ -214,18 +220,14 @@ void TwoLevelDispatcher::announce_in_node(Step& step, const Sections& routes, Tw
                               .experts_of_rank = e_});
   }
   round(step, "announce (routes)");
-  for (int64_t m = 0; m < M_; ++m) {
-    unpack_routes(step.stream, {.topk_NL = section(topk_NL, m, n_ * T),
-                                .weight_NL = section(d.weight_NL, m, n_ * T),
-                                .routes_N2L = section(window_.here(window_.routes()), m, n_ * T),
-                                .arrive_W1 = section(d.arrive_Mn1, m, n_ + 1)});
-  }
-  index_rows(step.stream, {.offsets_e1 = d.rows.offsets_e1,
-                           .row_token_R = d.rows.token_R,
-                           .pair_row_TK = d.pair_row_NL.rows(0, n_ * N),
-                           .scratch = step.alloc_bytes(IndexRows::scratch_bytes(n_ * N, e_, step.stream)),
-                           .topk_TK = topk_NL,
-                           .first_expert = e_ * (spec_.mesh->place().ep % P_)});
+  index_routes(step.stream, {.offsets_e1 = d.rows.offsets_e1,
+                             .row_token_R = d.rows.token_R,
+                             .pair_row_NL = d.pair_row_NL.rows(0, n_ * N),
+                             .weight_NL = d.weight_NL.rows(0, n_ * N),
+                             .scratch = step.alloc_bytes(IndexRows::scratch_bytes(n_ * N, e_, step.stream)),
+                             .routes_N2L = window_.here(window_.routes()).rows(0, n_ * N),
+                             .arrive_GV = d.arrive_Mn1.view({M_, n_ + 1}),
+                             .first_expert = e_ * (spec_.mesh->place().ep % P_)});
 }
 
 // --- to the experts -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "ops/dispatch/dispatch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 #include <vector>
@@ -174,58 +175,41 @@ void pack_routes(Stream& s, const PackRoutes& a) {
 
 void select_routes(Stream& s, const SelectRoutes& a) {
   const int64_t K = a.topk_NK.dim(1);
-  int32_t *topk = a.topk_NK.ptr<int32_t>(), *routes = a.routes_N2K.ptr<int32_t>();
+  int32_t* topk = a.topk_NK.ptr<int32_t>();
+  const int32_t* routes = a.routes_N2K.ptr<int32_t>();
   parallel_rows(s.pool(), a.topk_NK.dim(0), kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       for (int64_t k = 0; k < K; ++k) {
-        int32_t& expert = routes[n * 2 * K + k];
-        const int64_t here = expert - a.first_expert;
-        expert = here >= 0 && here < a.num_experts ? static_cast<int32_t>(here) : -1;
-        topk[n * K + k] = expert;
+        const int64_t here = routes[n * 2 * K + k] - a.first_expert;
+        topk[n * K + k] = here >= 0 && here < a.num_experts ? static_cast<int32_t>(here) : -1;
       }
+      std::memcpy(a.weight_NK.ptr<float>() + n * K, routes + n * 2 * K + K, K * sizeof(float));
     }
   });
 }
 
 void push_routes(Stream& s, const PushRoutes& a) {
-  const int64_t T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1), K = a.routes_T2K.dim(1) / 2, e = a.experts_of_rank,
+  const int64_t T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1), K = a.topk_TK.dim(1), e = a.experts_of_rank,
                 L = std::min(K, e), row_bytes = 2 * L * size_of(DType::i32);
   const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>();
   parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> pairs(2 * L);
     for (int64_t i = begin * J; i < end * J; ++i) {
       if (dest[i] < 0) continue;
-      const int32_t* topk = a.routes_T2K.ptr<int32_t>() + i / J * 2 * K;
+      const int32_t* topk = a.topk_TK.ptr<int32_t>() + i / J * K;
+      const int32_t* kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>() + i / J * K;
       std::fill_n(pairs.begin(), L, -1);
       std::fill_n(pairs.begin() + L, L, 0);
       for (int64_t k = 0, l = 0; k < K; ++k) {
-        if (topk[k] < 0 || topk[k] / e != dest[i]) continue;
+        if ((kept && kept[k] < 0) || topk[k] / e != dest[i]) continue;
         pairs[l] = topk[k];
-        pairs[L + l++] = topk[K + k];
+        pairs[L + l++] = std::bit_cast<int32_t>(a.weight_TK.ptr<float>()[i / J * K + k]);
       }
       for (int64_t q = dest[i] * a.etp; q < (dest[i] + 1) * a.etp; ++q)
         std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, pairs.data(), row_bytes);
     }
   });
   *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
-}
-
-void unpack_routes(Stream& s, const UnpackRoutes& a) {
-  const int64_t N = a.topk_NL.dim(0), L = a.topk_NL.dim(1), num = a.arrive_W1.ptr<int32_t>()[a.arrive_W1.numel() - 1];
-  const int32_t* routes = a.routes_N2L.ptr<int32_t>();
-  int32_t* topk = a.topk_NL.ptr<int32_t>();
-  float* weight = a.weight_NL.ptr<float>();
-  parallel_rows(s.pool(), N, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      if (n < num) {
-        std::copy_n(routes + n * 2 * L, L, topk + n * L);
-        std::memcpy(weight + n * L, routes + n * 2 * L + L, L * sizeof(float));
-      } else {
-        std::fill_n(topk + n * L, L, -1);
-        std::fill_n(weight + n * L, L, 0.0f);
-      }
-    }
-  });
 }
 
 // The rows that go to one rank are consecutive there, so each rank's are one combine.

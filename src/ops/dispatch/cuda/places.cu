@@ -1,7 +1,9 @@
-// Where rows go, from the choices of tokens and the counts of all ranks; and routes as rows.
+// Where rows go, from the counts of all ranks, and where they return.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
+#include "ops/cuda/divisor.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
 #include "ops/dispatch/dispatch.h"
 #include "ops/dispatch/dispatch_backends.h"
@@ -10,73 +12,6 @@ namespace moebius::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kScanThreads = 1024, kTokensOfThread = 8;
-
-struct Choices {
-  int32_t *dest_TJ, *slot_TJ;
-  const int32_t *topk_TK, *kept_TK;
-  int64_t num_tokens;
-  int top_k, num_dest, num_ranks, experts_of_rank;  // K, J, P, E/P
-};
-
-// A thread owns a token.
-__global__ void __launch_bounds__(kThreads) destinations_kernel(Choices a) {
-  const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (t >= a.num_tokens) return;
-  const int32_t* topk = a.topk_TK + t * a.top_k;
-  const int32_t* kept = a.kept_TK ? a.kept_TK + t * a.top_k : nullptr;
-  int last = -1;
-  for (int j = 0; j < a.num_dest; ++j) {
-    int next = a.num_ranks;
-    for (int k = 0; k < a.top_k && last < a.num_ranks; ++k) {
-      const int p = topk[k] / a.experts_of_rank;
-      if ((!kept || kept[k] >= 0) && p > last) next = min(next, p);
-    }
-    last = next;
-    a.dest_TJ[t * a.num_dest + j] = last < a.num_ranks ? last : -1;
-    a.slot_TJ[t * a.num_dest + j] = -1;
-  }
-}
-
-// A block owns an ep rank. It goes over the tokens in order, some consecutive ones to a thread: those that go there are
-// numbered by it.
-__global__ void __launch_bounds__(kScanThreads) slots_kernel(Choices a, int32_t* count_P) {
-  __shared__ int32_t of_warp[kScanThreads / 32];
-  const int p = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int32_t before = 0;  // tokens of earlier rounds of the loop
-  for (int64_t first = 0; first < a.num_tokens; first += kScanThreads * kTokensOfThread) {
-    const int64_t begin = first + int64_t{threadIdx.x} * kTokensOfThread;
-    int found[kTokensOfThread];
-    int32_t going = 0;  // of the tokens of this thread
-#pragma unroll
-    for (int i = 0; i < kTokensOfThread; ++i) {
-      found[i] = -1;
-      for (int j = 0; begin + i < a.num_tokens && j < a.num_dest; ++j)
-        if (a.dest_TJ[(begin + i) * a.num_dest + j] == p) found[i] = j;
-      going += found[i] >= 0;
-    }
-    int32_t up_to_here = going;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int32_t other = __shfl_up_sync(0xffffffffu, up_to_here, distance);
-      if (lane >= distance) up_to_here += other;
-    }
-    if (lane == 31) of_warp[warp] = up_to_here;
-    __syncthreads();
-    int32_t slot = before + up_to_here - going, all = 0;
-    for (int w = 0; w < kScanThreads / 32; ++w) {
-      slot += w < warp ? of_warp[w] : 0;
-      all += of_warp[w];
-    }
-#pragma unroll
-    for (int i = 0; i < kTokensOfThread; ++i)
-      if (found[i] >= 0) a.slot_TJ[(begin + i) * a.num_dest + found[i]] = slot++;
-    before += all;
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) count_P[p] = before;
-}
-
 struct Places {
   int32_t *row_TJ, *back_row_TB, *arrive_W1, *back_W;
   const int32_t *dest_TJ, *slot_TJ, *counts_WP;
@@ -87,6 +22,8 @@ struct Places {
 // A thread owns a destination of a token. The first block also writes the results of each rank.
 __global__ void __launch_bounds__(kThreads) places_kernel(Places a) {
   extern __shared__ int32_t shared[];
+  let_next_start();
+  wait_for_inputs();
   int32_t *there = shared, *here = shared + a.num_ep;  // where this rank's rows begin at p, and in what returns
   const int32_t* mine = a.counts_WP + a.rank * a.num_ep;
   for (int p = threadIdx.x; p < a.num_ep; p += kThreads) {
@@ -160,62 +97,40 @@ __global__ void __launch_bounds__(kThreads) sorted_places_kernel(Sorted a) {
     a.row_GTJ[g * a.num + i] = p >= 0 && p / of_block == g ? first[p] + a.slot_TJ[i] : -1;
 }
 
-// A thread owns a pair.
-__global__ void __launch_bounds__(kThreads)
-    pack_kernel(int32_t* routes, const int32_t* topk, const int32_t* kept, const float* weight, int64_t num_pairs,
-                uint32_t top_k, int shift) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= num_pairs) return;
-  const int64_t t = quotient(i, top_k), k = i - t * top_k;
-  routes[t * 2 * top_k + k] = kept && kept[i] < 0 ? -1 : topk[i] + shift;
-  routes[t * 2 * top_k + top_k + k] = __float_as_int(weight[i]);
-}
-
-__global__ void __launch_bounds__(kThreads)
-    unpack_kernel(int32_t* topk, float* weight, const int32_t* routes, const int32_t* num_rows, int64_t num_pairs,
-                  uint32_t pairs_of_row) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= num_pairs) return;
-  const int64_t n = quotient(i, pairs_of_row), l = i - n * pairs_of_row;
-  const bool arrived = n < *num_rows;
-  topk[i] = arrived ? routes[n * 2 * pairs_of_row + l] : -1;
-  weight[i] = arrived ? __int_as_float(routes[n * 2 * pairs_of_row + pairs_of_row + l]) : 0.0f;
-}
-
 struct ReturnedPairs {
   float* to_TK;
   const float* from_BL;
   const int32_t *topk_TK, *kept_TK, *dest_TJ, *back_row_TB;
   int64_t num_pairs;  // T K
   uint32_t top_k;
-  int num_dest, etp, pairs_of_row, experts_of_rank;  // J, ETP, L, E/P
+  int num_dest, etp, pairs_of_row;  // J, ETP, L
+  Divisor experts_of_rank;          // E/P
 };
 
-// A thread owns a pair.
+// A thread owns a pair. The destinations of a token ascend, so those below the pair's rank come before it.
 __global__ void __launch_bounds__(kThreads) sum_pairs_kernel(ReturnedPairs a) {
   const int64_t pair = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (pair >= a.num_pairs) return;
-  const int64_t t = quotient(pair, a.top_k), first = t * a.top_k;
-  const auto rank_of = [&](int64_t i) { return a.kept_TK && a.kept_TK[i] < 0 ? -1 : a.topk_TK[i] / a.experts_of_rank; };
-  const int p = rank_of(pair);
+  const int64_t t = quotient(pair, a.top_k);
+  const auto is_kept = [&](int64_t i) { return a.kept_TK == nullptr || a.kept_TK[i] >= 0; };
   float sum = 0;
-  for (int j = 0; p >= 0 && j < a.num_dest; ++j) {
-    if (a.dest_TJ[t * a.num_dest + j] != p) continue;
-    int l = 0;
-    for (int64_t i = first; i < pair; ++i) l += rank_of(i) == p;
+  if (is_kept(pair)) {
+    const int p = a.experts_of_rank.quotient(a.topk_TK[pair]), num_experts = a.experts_of_rank.value();
+    int j = 0, l = 0;
+#pragma unroll 8
+    for (int i = 0; i < a.num_dest; ++i) {
+      const int32_t dest = a.dest_TJ[t * a.num_dest + i];
+      j += dest >= 0 && dest < p ? 1 : 0;
+    }
+#pragma unroll 8
+    for (int64_t i = t * a.top_k; i < pair; ++i) {
+      const auto here = static_cast<uint32_t>(a.topk_TK[i] - p * num_experts);
+      l += here < static_cast<uint32_t>(num_experts) && is_kept(i) ? 1 : 0;
+    }
     const int32_t* rows = a.back_row_TB + (t * a.num_dest + j) * a.etp;
     for (int i = 0; i < a.etp; ++i) sum += a.from_BL[int64_t{rows[i]} * a.pairs_of_row + l];
   }
   a.to_TK[pair] = sum;
-}
-
-__global__ void __launch_bounds__(kThreads) select_kernel(int32_t* topk, int32_t* routes, int64_t num_pairs,
-                                                          uint32_t top_k, int first_expert, int num_experts) {
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= num_pairs) return;
-  const int64_t n = quotient(i, top_k), at = n * 2 * top_k + (i - n * top_k);
-  const int here = routes[at] - first_expert;
-  topk[i] = routes[at] = here >= 0 && here < num_experts ? here : -1;
 }
 
 struct Own {
@@ -265,22 +180,6 @@ const int32_t* ints_or_null(const Tensor& t) { return t.empty() ? nullptr : t.pt
 
 }  // namespace
 
-void destinations(Stream& s, const Destinations& a) {
-  const Choices choices{.dest_TJ = a.dest_TJ.ptr<int32_t>(),
-                        .slot_TJ = a.slot_TJ.ptr<int32_t>(),
-                        .topk_TK = a.topk_TK.ptr<int32_t>(),
-                        .kept_TK = ints_or_null(a.kept_TK),
-                        .num_tokens = a.topk_TK.dim(0),
-                        .top_k = narrow<int>(a.topk_TK.dim(1)),
-                        .num_dest = narrow<int>(a.dest_TJ.dim(1)),
-                        .num_ranks = narrow<int>(a.count_P.numel()),
-                        .experts_of_rank = narrow<int>(a.experts_of_rank)};
-  if (choices.num_tokens > 0)
-    destinations_kernel<<<num_blocks(choices.num_tokens, kThreads), kThreads, 0, cuda_stream(s)>>>(choices);
-  slots_kernel<<<choices.num_ranks, kScanThreads, 0, cuda_stream(s)>>>(choices, a.count_P.ptr<int32_t>());
-  check_launch("destinations");
-}
-
 void dispatch_places(Stream& s, const DispatchPlaces& a) {
   const Places places{.row_TJ = a.row_TJ.ptr<int32_t>(),
                       .back_row_TB = a.back_row_TB.ptr<int32_t>(),
@@ -295,8 +194,10 @@ void dispatch_places(Stream& s, const DispatchPlaces& a) {
                       .etp = narrow<int>(a.counts_WP.dim(0) / a.counts_WP.dim(1)),
                       .rank = narrow<int>(a.rank)};
   const int blocks = std::max(1, num_blocks(places.num, kThreads));
-  const size_t shared_bytes = 2 * places.num_ep * sizeof(int32_t);
-  places_kernel<<<blocks, kThreads, shared_bytes, cuda_stream(s)>>>(places);
+  const LaunchShape how{.blocks = static_cast<unsigned>(blocks),
+                        .threads = kThreads,
+                        .shared_bytes = 2 * places.num_ep * sizeof(int32_t)};
+  launch_kernel(s, /*early=*/true, how, places_kernel, places);
   check_launch("dispatch_places");
 }
 
@@ -329,30 +230,6 @@ void sorted_places(Stream& s, const SortedPlaces& a) {
   check_launch("sorted_places");
 }
 
-void pack_routes(Stream& s, const PackRoutes& a) {
-  const int64_t n = a.topk_TK.numel();
-  pack_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.routes_T2K.ptr<int32_t>(), a.topk_TK.ptr<int32_t>(), ints_or_null(a.kept_TK), a.weight_TK.ptr<float>(), n,
-      static_cast<uint32_t>(narrow<int>(a.topk_TK.dim(1))), narrow<int>(a.shift));
-  check_launch("pack_routes");
-}
-
-void select_routes(Stream& s, const SelectRoutes& a) {
-  const int64_t n = a.topk_NK.numel();
-  select_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.topk_NK.ptr<int32_t>(), a.routes_N2K.ptr<int32_t>(), n, static_cast<uint32_t>(narrow<int>(a.topk_NK.dim(1))),
-      narrow<int>(a.first_expert), narrow<int>(a.num_experts));
-  check_launch("select_routes");
-}
-
-void unpack_routes(Stream& s, const UnpackRoutes& a) {
-  const int64_t n = a.topk_NL.numel();
-  unpack_kernel<<<num_blocks(n, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      a.topk_NL.ptr<int32_t>(), a.weight_NL.ptr<float>(), a.routes_N2L.ptr<int32_t>(),
-      a.arrive_W1.ptr<int32_t>() + a.arrive_W1.numel() - 1, n, static_cast<uint32_t>(narrow<int>(a.topk_NL.dim(1))));
-  check_launch("unpack_routes");
-}
-
 void sum_pairs(Stream& s, const SumPairs& a) {
   const ReturnedPairs pairs{.to_TK = a.to_TK.ptr<float>(),
                             .from_BL = a.from_BL.ptr<float>(),
@@ -365,7 +242,7 @@ void sum_pairs(Stream& s, const SumPairs& a) {
                             .num_dest = narrow<int>(a.dest_TJ.dim(1)),
                             .etp = narrow<int>(a.back_row_TB.dim(1) / a.dest_TJ.dim(1)),
                             .pairs_of_row = narrow<int>(a.from_BL.dim(1)),
-                            .experts_of_rank = narrow<int>(a.experts_of_rank)};
+                            .experts_of_rank = Divisor(a.experts_of_rank)};
   sum_pairs_kernel<<<num_blocks(pairs.num_pairs, kThreads), kThreads, 0, cuda_stream(s)>>>(pairs);
   check_launch("sum_pairs");
 }

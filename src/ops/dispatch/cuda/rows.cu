@@ -1,5 +1,6 @@
 // Rows between windows. A warp owns a row. No kernel waits for another rank: rounds do (comm/peer_window.h).
 #include "device/fallback_kernels.h"
+#include "ops/cuda/early_launch.h"
 #include "ops/dispatch/cuda/block_copies.h"
 #include "ops/dispatch/cuda/push_rows.h"
 #include "ops/dispatch/cuda/return_sums.h"
@@ -15,6 +16,7 @@ constexpr int kSumThreads = 512;  // of one that sums: its threads have more reg
 constexpr int kAtOnce = 8;        // words of a thread on their way, of a row that is copied
 constexpr int kSumsAtOnce = 4;    // and of each of the rows that are summed
 constexpr int kRowsAtOnce = 4;    // such rows
+constexpr int kPairsAtOnce = 4;   // pairs that a thread returns
 
 // A row is read once. A lane holds the place of one of its copies. The places of the next row are looked up while this
 // one is on its way.
@@ -86,38 +88,10 @@ void launch_spread_rows(Stream& s, const SpreadRows& a) {
               static_cast<const int32_t*>(a.row_TJ.ptr<int32_t>()), T, words, narrow<int>(a.row_TJ.dim(1)));
 }
 
-// The routes of tokens, of which each rank gets the pairs with its experts, as PushRoutes says.
-struct PushPairs {
-  const int32_t *routes_T2K, *dest_TJ, *row_TJ;
-  int64_t num_words;  // T J 2 L
-  uint32_t words_of_row;
-  int num_dest, top_k, etp, experts_of_rank;
-};
-
-// A thread owns a word of a row: the expert or the weight of the l-th pair of a token at a rank.
-__global__ void __launch_bounds__(kThreads) push_routes_kernel(PushPairs a, Windows to) {
-  const int64_t word = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  int64_t sent = 0;
-  const int64_t i = word < a.num_words ? quotient(word, a.words_of_row) : 0;
-  const int p = word < a.num_words ? a.dest_TJ[i] : -1;
-  if (p >= 0) {
-    const int column = static_cast<int>(word - i * a.words_of_row), pairs = static_cast<int>(a.words_of_row / 2);
-    const bool is_weight = column >= pairs;
-    const int32_t* routes = a.routes_T2K + quotient(i, a.num_dest) * 2 * a.top_k;
-    int before = column - (is_weight ? pairs : 0), found = -1;
-    for (int k = 0; k < a.top_k && found < 0; ++k)
-      if (routes[k] >= 0 && routes[k] / a.experts_of_rank == p && before-- == 0) found = k;
-    const int32_t value = found < 0 ? (is_weight ? 0 : -1) : routes[found + (is_weight ? a.top_k : 0)];
-    for (int q = p * a.etp; q < (p + 1) * a.etp; ++q) {
-      reinterpret_cast<int32_t*>(to.array(q))[int64_t{a.row_TJ[i]} * a.words_of_row + column] = value;
-      if (q != to.rank) sent += sizeof value;
-    }
-  }
-  add_sent(to, sent);
-}
-
 // A block owns a rank.
 __global__ void __launch_bounds__(kThreads, 1) push_to_all_kernel(const char* x, int64_t num_bytes, Windows to) {
+  let_next_start();
+  wait_for_inputs();
   char* array = to.array(blockIdx.x) + to.rank * num_bytes;
   for (int64_t i = threadIdx.x; i < num_bytes; i += kThreads) array[i] = x[i];
   if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(to.sent, (to.num_ranks - 1) * num_bytes);
@@ -191,23 +165,44 @@ __global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y,
   add_sent(to, sent);
 }
 
-// A warp owns a row, a lane some of its pairs.
+// Returns the rank that row n came from.
+__device__ __forceinline__ int source_of_row(const Return& a, int num_ranks, int64_t n) {
+  int first = 0, last = num_ranks - 1;  // the first rank whose rows end after n
+  while (first < last) {
+    const int middle = (first + last) / 2;
+    if (a.arrive_W1[middle + 1] > n)
+      last = middle;
+    else
+      first = middle + 1;
+  }
+  return first;
+}
+
+// A thread owns some pairs, and loads kPairsAtOnce of them together.
 __global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* from, Return a, Windows to) {
-  constexpr int kWarps = kThreads / 32;
-  const int lane = threadIdx.x % 32;
-  const int64_t num_rows = a.arrive_W1[to.num_ranks];
-  int64_t sent = 0;
-  for (int64_t n = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; n < num_rows; n += int64_t{gridDim.x} * kWarps) {
-    const int source = source_of(a, to, n);
-    float* out =
-        reinterpret_cast<float*>(to.array(source)) + (a.back_W[source] + n - a.arrive_W1[source]) * a.num_pairs;
-    for (int k = lane; k < a.num_pairs; k += 32) {
-      const int32_t row = a.pair_row_NL[n * a.num_pairs + k];
-      out[k] = row < 0 ? 0.0f : from[row];
-      if (source != to.rank) sent += sizeof(float);
+  const int64_t num_rows = a.arrive_W1[to.num_ranks], num_pairs = num_rows * a.num_pairs;
+  const int64_t stride = int64_t{gridDim.x} * kThreads, thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  for (int64_t first = thread; first < num_pairs; first += stride * kPairsAtOnce) {
+    int32_t row[kPairsAtOnce];
+    float x[kPairsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kPairsAtOnce; ++i)
+      row[i] = first + i * stride < num_pairs ? a.pair_row_NL[first + i * stride] : -1;
+#pragma unroll
+    for (int i = 0; i < kPairsAtOnce; ++i) x[i] = row[i] < 0 ? 0.0f : from[row[i]];
+#pragma unroll
+    for (int i = 0; i < kPairsAtOnce; ++i) {
+      const int64_t pair = first + i * stride;
+      if (pair >= num_pairs) break;
+      const int64_t n = quotient(pair, a.num_pairs);
+      const int source = source_of_row(a, to.num_ranks, n);
+      const int64_t there = int64_t{a.back_W[source]} - a.arrive_W1[source];  // the rows of a source are neighbours
+      reinterpret_cast<float*>(to.array(source))[there * a.num_pairs + pair] = x[i];
     }
   }
-  add_sent(to, sent);
+  if (thread != 0) return;
+  const int64_t rows_of_others = num_rows - (a.arrive_W1[to.rank + 1] - a.arrive_W1[to.rank]);
+  atomicAdd(to.sent, static_cast<unsigned long long>(rows_of_others * a.num_pairs * sizeof(float)));
 }
 
 }  // namespace
@@ -257,26 +252,11 @@ void spread_rows(Stream& s, const SpreadRows& a) {
   check_launch("spread_rows");
 }
 
-void push_routes(Stream& s, const PushRoutes& a) {
-  const int64_t top_k = a.routes_T2K.dim(1) / 2, words_of_row = 2 * std::min(top_k, a.experts_of_rank);
-  const PushPairs push{.routes_T2K = a.routes_T2K.ptr<int32_t>(),
-                       .dest_TJ = a.dest_TJ.ptr<int32_t>(),
-                       .row_TJ = a.row_TJ.ptr<int32_t>(),
-                       .num_words = a.dest_TJ.numel() * words_of_row,
-                       .words_of_row = static_cast<uint32_t>(narrow<int>(words_of_row)),
-                       .num_dest = narrow<int>(a.dest_TJ.dim(1)),
-                       .top_k = narrow<int>(top_k),
-                       .etp = narrow<int>(a.etp),
-                       .experts_of_rank = narrow<int>(a.experts_of_rank)};
-  push_routes_kernel<<<num_blocks(push.num_words, kThreads), kThreads, 0, cuda_stream(s)>>>(
-      push, windows_of(a.sent_1, a.bases_W, a.offset, a.rank));
-  check_launch("push_routes");
-}
-
 void push_to_all(Stream& s, const PushToAll& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
-  push_to_all_kernel<<<to.num_ranks, kThreads, 0, cuda_stream(s)>>>(static_cast<const char*>(a.x_M.data),
-                                                                    a.x_M.num_bytes(), to);
+  const LaunchShape how{.blocks = static_cast<unsigned>(to.num_ranks), .threads = kThreads};
+  launch_kernel(s, /*early=*/true, how, push_to_all_kernel, static_cast<const char*>(a.x_M.data), a.x_M.num_bytes(),
+                to);
   check_launch("push_to_all");
 }
 
@@ -304,7 +284,7 @@ void return_sums(Stream& s, const ReturnSums& a) {
 
 void return_pairs(Stream& s, const ReturnPairs& a) {
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
-  Grid(s, a.pair_row_NL.dim(0), kThreads)
+  Grid(s, div_ceil(a.pair_row_NL.numel(), 32), kThreads)  // a warp owns 32 pairs at a time
       .launch(return_pairs_kernel, static_cast<const float*>(a.from_R.ptr<float>()), return_of(a), to);
   check_launch("return_pairs");
 }
