@@ -3,7 +3,7 @@
 
 #include "bench/shapes.h"
 #include "model/moe/dispatched_experts.h"
-#include "model/moe/router.h"
+#include "model/moe/router/router.h"
 
 namespace moebius {
 

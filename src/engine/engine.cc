@@ -353,6 +353,7 @@ void Engine::forward_backward(Stream& s, const Round& round) {
 
 // Reduces the sums of a step over all ranks.
 void Engine::reduce(Stream& s) {
+  model_->router_sums().reduce(s, mesh_);
   for (const auto& layer : model_->moe_layers()) layer.moe->router().reduce_metrics(s);
   if (model_->expert_rows()) model_->expert_rows()->reduce_counts(s);
   reduce_loss(s);

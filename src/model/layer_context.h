@@ -20,6 +20,7 @@ class DirectWindow;
 class ExpertRows;
 class MaxLogits;
 class QuantizeStats;
+class RouterSums;
 
 struct LayerContext {
   ParamTable& params;  // the table in which layers declare their parameters
@@ -47,6 +48,7 @@ struct LayerContext {
   QuantizeStats* quantize_stats = nullptr;  // collects log.precision (model/quantize_stats.h)
   LoraSpec lora = {};                       // names the matrices that have adapters (model/lora/adapter.h)
   MaxLogits* max_logits = nullptr;          // used by optimizer.qk_clip (model/attention/max_logits.h)
+  RouterSums* router_sums = nullptr;        // metrics of all MoE layers; null: each router has its own
   // With parallel.fsdp the mesh over which the weights of layers are sharded; else one rank.
   MeshShape sharded_over = {};
 

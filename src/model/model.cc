@@ -104,6 +104,7 @@ Model::Model(const ModelContext& c)
                               .quantize_stats = quantize_stats_.get(),
                               .lora = lora_,
                               .max_logits = max_logits_.get(),
+                              .router_sums = &router_sums_,
                               .sharded_over = c.shards_weights ? c.mesh.shape() : MeshShape{}};
     stages_.emplace_back(
         StageContext{
@@ -113,6 +114,7 @@ Model::Model(const ModelContext& c)
     saved_.emplace_back(held.num_saved);
   }
   if (max_logits_) max_logits_->join();
+  router_sums_.declare(c.plan);
   c.plan.declare(rope_table_Pd_, "rope_table", {c.max_positions, c.model.rope_dim()}, DType::f32, Life::state);
   if (expert_rows_) expert_rows_->declare(c.plan);
   for (size_t v = 0; v < stages_.size(); ++v) {

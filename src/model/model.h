@@ -9,6 +9,7 @@
 #include "config/policy_spec.h"
 #include "device/gpu_kernels.h"
 #include "model/catalog.h"
+#include "model/moe/router/router_sums.h"
 #include "model/stage.h"
 
 namespace moebius {
@@ -132,6 +133,8 @@ class Model {
     const Moe::Saved* saved;
   };
   std::vector<MoeLayer> moe_layers() const;
+  // The metrics of all MoE layers.
+  const RouterSums& router_sums() const { return router_sums_; }
   // The memory of expert rows; null without memory.expert_rows.
   const ExpertRows* expert_rows() const { return expert_rows_.get(); }
   const QuantizeStats* quantize_stats() const { return quantize_stats_.get(); }  // null without log.precision
@@ -155,6 +158,7 @@ class Model {
   std::vector<HeldStage> held_;
   std::unique_ptr<DirectWindow> window_;  // used by the direct dispatcher
   std::unique_ptr<ExpertRows> expert_rows_;
+  RouterSums router_sums_;
   std::unique_ptr<QuantizeStats> quantize_stats_;  // null without log.precision
   std::unique_ptr<MaxLogits> max_logits_;          // null without optimizer.qk_clip, and outside of training
   std::unique_ptr<ActivationOffload> offload_;     // null without memory.offload, and in inference

@@ -20,7 +20,7 @@ double max_over_mean(const std::vector<int64_t>& load) {
 
 MoeLayerReport read_layer(const Engine& engine, const Model::MoeLayer& at, double tokens) {
   const double z_coeff = engine.spec().balance.z_coeff;
-  const RouterMetrics& m = at.moe->router().metrics();
+  const RouterMetrics m = at.moe->router().metrics();
   const int64_t* load = engine.on_host(m.load_E).ptr<int64_t>();
   MoeLayerReport report{.layer = at.layer, .load = std::vector<int64_t>(load, load + m.load_E.numel())};
   report.load_max_over_mean = max_over_mean(report.load);

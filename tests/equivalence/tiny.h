@@ -101,7 +101,7 @@ inline double objective(Engine& engine) {
   double sum = engine.loss();
   sum += kMtpCoeff * static_cast<double>(engine.batch().mtp_targets.size()) * engine.mtp_loss();
   for (const auto& layer : engine.model().moe_layers()) {
-    const RouterMetrics& m = layer.moe->router().metrics();
+    const RouterMetrics m = layer.moe->router().metrics();
     sum += *m.aux_1.ptr<double>() +
            engine.spec().balance.z_coeff * *m.z_1.ptr<double>() / engine.batch().scalars.total_tokens;
   }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/moe/routed_experts.h"
-#include "model/moe/router.h"
+#include "model/moe/router/router.h"
 #include "model/moe/shared_expert.h"
 
 namespace moebius {

@@ -223,7 +223,7 @@ class MoeRank {
     expert_rows_->end_of_step(s_);
   }
   void keep_metrics() {
-    const RouterMetrics& m = moe_.router().metrics();
+    const RouterMetrics m = moe_.router().metrics();
     const std::pair<const char*, Tensor> sums[] = {
         {"load", m.load_E}, {"dropped", m.dropped_1}, {"aux", m.aux_1}, {"z", m.z_1}, {"entropy", m.entropy_1}};
     for (const auto& [name, t] : sums) keep(name, t.view({1, t.numel()}), 0, 0, 1);

@@ -151,7 +151,7 @@ class TestRank {
       if (p.has_grad) add(results, p.spec.name + (p.spec.tied_copy ? " (copy)" : ""), p.dw);
     }
     for (const auto& layer : model_->moe_layers()) {
-      const RouterMetrics& m = layer.moe->router().metrics();
+      const RouterMetrics m = layer.moe->router().metrics();
       const std::string prefix = fmt::format("layer {} ", layer.layer);
       add(results, prefix + "load", m.load_E);
       add(results, prefix + "aux", m.aux_1);

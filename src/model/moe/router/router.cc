@@ -1,11 +1,11 @@
-#include "model/moe/router.h"
+#include "model/moe/router/router.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "model/frozen.h"
-#include "model/moe/batch_route.h"
+#include "model/moe/router/batch_route.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/fill_zeros.h"
 #include "ops/gemm/gemm.h"
@@ -50,7 +50,10 @@ Router::Router(const LayerContext& c, const std::string& prefix, int64_t layer)
                               .init_std = c.init_std(),
                               .kind = ParamKind::router,
                               .grad_axis = Axis::tp_cp_dp})),
-      adapter_(c, gate_.spec) {
+      adapter_(c, gate_.spec),
+      own_sums_(c.router_sums ? nullptr : std::make_unique<RouterSums>()),
+      sums_(own_sums_ ? own_sums_.get() : c.router_sums),
+      layer_of_sums_(sums_->add_layer(E_)) {
   model_.source = {};
   if (c.model.router_bias) {  // f32, as logits are
     logit_bias_.emplace(c.params, ParamSpec{.name = prefix + ".bias",
@@ -72,11 +75,7 @@ void Router::declare_state(const LayerContext& c, const std::string& prefix) {
         {.name = prefix + ".last_load", .shape = {1, E_}, .kind = ParamKind::state, .trainable = false});
     c.plan.declare(step_load_1E_, prefix + ".step_load", {1, E_}, DType::f32, Life::metrics);
   }
-  c.plan.declare(metrics_.load_E, prefix + ".load", {E_}, DType::i64, Life::metrics);
-  c.plan.declare(metrics_.dropped_1, prefix + ".dropped", {1}, DType::i64, Life::metrics);
-  c.plan.declare(metrics_.aux_1, prefix + ".aux_loss", {1}, DType::f64, Life::metrics);
-  c.plan.declare(metrics_.z_1, prefix + ".z", {1}, DType::f64, Life::metrics);
-  c.plan.declare(metrics_.entropy_1, prefix + ".entropy", {1}, DType::f64, Life::metrics);
+  if (own_sums_) own_sums_->declare(c.plan);
 }
 
 void Router::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
@@ -147,7 +146,7 @@ Route Router::forward(Step& step, Tensor x_TD, Saved& saved) const {
   adapter_.forward(step, logits_TE, gate.x_TD);
   const RouteRule how = rule(step.batch.training, T);
   // Evaluation must not count towards what a training step reports or learns from.
-  const RouterMetrics sums = step.batch.training ? metrics_ : RouterMetrics{};
+  const RouterMetrics sums = step.batch.training ? metrics() : RouterMetrics{};
   RouteFwd choose{.route = route,
                   .load_E = sums.load_E,
                   .dropped_1 = sums.dropped_1,
@@ -224,19 +223,16 @@ void Router::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& 
   if (jittered) add(step.stream, dx_TD, router_input(step, dinput_TD));  // the same factors: d(x u)/dx = u
 }
 
-// Sums over a rank's own tokens are partial on each rank of the stage. Values computed from sums
-// over the micro-batch are complete on each of its ranks.
 void Router::reduce_metrics(Stream& s) const {
-  for (const Tensor& t : {metrics_.load_E, metrics_.dropped_1, metrics_.z_1, metrics_.entropy_1})
-    mesh_.group(Axis::tp_cp_dp).all_reduce_sum(s, t);
-  mesh_.group(Axis::dp).all_reduce_sum(s, metrics_.aux_1);
+  if (own_sums_) own_sums_->reduce(s, mesh_);
   if (last_load_) mesh_.group(Axis::dp).all_reduce_sum(s, step_load_1E_);
 }
 
 void Router::end_of_step(Stream& s) const {
-  if (bias_ && balance_.bias) update_expert_bias(s, bias_->w, metrics_.load_E, static_cast<float>(balance_.bias_rate));
+  const RouterMetrics m = metrics();
+  if (bias_ && balance_.bias) update_expert_bias(s, bias_->w, m.load_E, static_cast<float>(balance_.bias_rate));
   if (last_load_) copy(s, last_load_->w, step_load_1E_);
-  fill_zeros(s, std::array{metrics_.load_E, metrics_.dropped_1, metrics_.aux_1, metrics_.z_1, metrics_.entropy_1,
+  fill_zeros(s, std::array{m.load_E, m.dropped_1, m.aux_1, m.z_1, m.entropy_1,
                            step_load_1E_});  // the last one is empty without a global loss
 }
 

@@ -3,24 +3,17 @@
 // summed over these ranks, and rules that depend on all of its tokens give the result of one rank.
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "model/layer_context.h"
 #include "model/layers/bias.h"
 #include "model/lora/router_adapter.h"
+#include "model/moe/router/router_sums.h"
 #include "ops/norm/norm.h"
 #include "ops/routing/routing.h"
 
 namespace moebius {
-
-// The metrics of one MoE layer in a step: sums over micro-batches and ranks.
-struct RouterMetrics {
-  Tensor load_E;     // i64  tokens sent to each expert, before any drop
-  Tensor dropped_1;  // i64  pairs dropped by capacity
-  Tensor aux_1;      // f64  balance losses, with their coefficients
-  Tensor z_1;        // f64  sum of logsumexp^2; the z-loss is z_coeff / tokens times this
-  Tensor entropy_1;  // f64  sum over tokens of the entropy of their scores
-};
 
 class Router {
  public:
@@ -46,8 +39,8 @@ class Router {
   // needs the same dlogits.
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, const Saved& saved) const;
 
-  // Called once per global batch, after its last micro-batch. Sums over the ranks the metrics, and the statistics for
-  // the routing of the next step.
+  // Called once per global batch, after its last micro-batch. Sums over the ranks the statistics for the routing of the
+  // next step, and the metrics, unless they are among those of LayerContext::router_sums, which reduces them itself.
   void reduce_metrics(Stream& s) const;
   // Called after the metrics were read. Updates the expert bias, stores the load for the global balance loss, and
   // clears the sums.
@@ -55,7 +48,7 @@ class Router {
   // Sets the state of the start of a run: zero bias, even load.
   void init_state(Stream& s) const;
 
-  const RouterMetrics& metrics() const { return metrics_; }
+  RouterMetrics metrics() const { return sums_->of_layer(layer_of_sums_); }
 
  private:
   RouteRule rule(bool training, int64_t T) const;
@@ -89,7 +82,9 @@ class Router {
   const Param* bias_ = nullptr;       // state: e_score_correction_bias
   const Param* last_load_ = nullptr;  // state, f32 [1, E]: load of the last global batch, for the global balance loss
   Tensor step_load_1E_;               // f32: load of this global batch so far
-  RouterMetrics metrics_;
+  std::unique_ptr<RouterSums> own_sums_;  // without LayerContext::router_sums
+  RouterSums* sums_;
+  size_t layer_of_sums_;
 };
 
 }  // namespace moebius

@@ -1,6 +1,6 @@
 #include <array>
 
-#include "model/moe/router.h"
+#include "model/moe/router/router.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/fill_zeros.h"
 
@@ -13,8 +13,8 @@ void Router::balance(Step& step, Saved& saved) const {
   const Stats batch = alloc_stats(step, 1);
   balance_stats(s, {.prob_SE = batch.prob_SE,
                     .count_SE = batch.count_SE,
-                    .z_1 = metrics_.z_1,
-                    .entropy_1 = metrics_.entropy_1,
+                    .z_1 = metrics().z_1,
+                    .entropy_1 = metrics().entropy_1,
                     .scratch = step.alloc_bytes(BalanceStats::scratch_bytes(saved.logits_TE.dim(0), E_, 1, s)),
                     .logits_TE = saved.logits_TE,
                     .score = model_.score,
@@ -36,7 +36,7 @@ Router::Stats Router::alloc_stats(Step& step, int64_t num_segments) const {
 }
 
 void Router::add_loss(Step& step, Tensor dsbar_SE, const Stats& stats) const {
-  balance_loss(step.stream, {.loss_1 = metrics_.aux_1,
+  balance_loss(step.stream, {.loss_1 = metrics().aux_1,
                              .dsbar_SE = dsbar_SE,
                              .prob_SE = stats.prob_SE,
                              .count_SE = stats.count_SE,

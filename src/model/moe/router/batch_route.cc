@@ -1,4 +1,4 @@
-#include "model/moe/batch_route.h"
+#include "model/moe/router/batch_route.h"
 
 #include "model/attention/token_runs.h"
 #include "ops/elementwise/elementwise.h"
