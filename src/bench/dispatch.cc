@@ -296,7 +296,7 @@ class DispatchRank {
   DispatcherKind kind_;
   bool is_balanced_ = spec_.routing.kind == BenchRouting::Kind::balanced;
   bool sends_all_ = kind_ == DispatcherKind::direct &&
-                    sends_all_tokens(shape_.E, shape_.K, mesh_.shape().ep, is_balanced_, /*overlaps=*/false);
+                    sends_all_tokens(shape_.E, shape_.K, mesh_.shape().ep, /*num_groups=*/1, is_balanced_);
   BenchTensors tensors_{device_.stream};
   MemoryPlan plan_;
   MicroBatch batch_;

@@ -96,11 +96,10 @@ double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool ro
   return 1 - misses;
 }
 
-bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, bool round_robin, bool overlaps) {
-  // Blocks go at 1.1 times the rate of single rows (two H200, docs/measurements/performance.md).
-  constexpr double kMinChance = 0.9, kMinChanceOverlapping = 0.5;
-  const double chance = chance_of_part(num_experts, top_k, ep, round_robin);
-  return ep > 1 && ep <= top_k && chance >= (overlaps && ep == 2 ? kMinChanceOverlapping : kMinChance);
+bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, int64_t num_groups, bool round_robin) {
+  // Contiguous rows go at 1.02 to 1.15 times the rate of others (two H200, docs/measurements/performance.md).
+  constexpr double kMinChance = 0.98;
+  return ep > 1 && ep <= top_k && num_groups <= 1 && chance_of_part(num_experts, top_k, ep, round_robin) >= kMinChance;
 }
 
 RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, int64_t etp) {

@@ -48,10 +48,10 @@ RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, i
 // experts (t K + k) mod E. They are neighbours, so few parts have any of them.
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool round_robin = false);
 
-// Returns whether direct sends every token to all ranks that share the experts: with balanced routing nearly all tokens
-// have experts on each of them, so that their rows need no places of their own, and go as one block. overlaps: with
-// parallel.expert_overlap = "batch_split" and ep = 2 products hide the copy of a block, even if half of it is not needed.
-bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, bool round_robin, bool overlaps);
+// Returns whether direct sends every token to all ranks that share the experts, in training: with balanced routing at
+// least 98 % of the tokens have experts on each of them. Then the rows of a rank are contiguous, and need no places of
+// their own. num_groups: n_group; where tokens choose among groups of experts, the answer is no.
+bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, int64_t num_groups, bool round_robin = false);
 
 // Bytes that cross nodes for each column of a token in a layer's step, with balanced routing: x twice and dy
 // to the experts, y and dx back. b is element_bytes, and the ranks are on M nodes. Sums of nodes are f32.

@@ -118,14 +118,13 @@ TEST(DispatcherChoice, NeighbouringExpertsAreInFewParts) {
 }
 
 TEST(DispatcherChoice, AllTokensAreSentWhereNearlyAllRanksNeedThem) {
-  EXPECT_TRUE(sends_all_tokens(64, 8, 2, /*round_robin=*/false, /*overlaps=*/false));    // a chance of 0.998
-  EXPECT_TRUE(sends_all_tokens(128, 8, 4, /*round_robin=*/false, /*overlaps=*/false));   // 0.905
-  EXPECT_FALSE(sends_all_tokens(128, 8, 8, /*round_robin=*/false, /*overlaps=*/false));  // 0.667
-  EXPECT_FALSE(sends_all_tokens(128, 8, 8, /*round_robin=*/false, /*overlaps=*/true));
-  EXPECT_FALSE(sends_all_tokens(64, 8, 2, /*round_robin=*/true, /*overlaps=*/false));  // 0.5
-  EXPECT_TRUE(sends_all_tokens(64, 8, 2, /*round_robin=*/true, /*overlaps=*/true));
-  EXPECT_FALSE(sends_all_tokens(8, 2, 4, /*round_robin=*/false, /*overlaps=*/true));  // a token has too few experts
-  EXPECT_FALSE(sends_all_tokens(8, 2, 1, /*round_robin=*/false, /*overlaps=*/true));
+  EXPECT_TRUE(sends_all_tokens(64, 8, 2, /*num_groups=*/1));    // a chance of 0.998
+  EXPECT_FALSE(sends_all_tokens(128, 8, 4, /*num_groups=*/1));  // 0.907
+  EXPECT_FALSE(sends_all_tokens(64, 8, 2, /*num_groups=*/8));
+  EXPECT_FALSE(sends_all_tokens(64, 8, 2, /*num_groups=*/1, /*round_robin=*/true));  // 0.5
+  EXPECT_TRUE(sends_all_tokens(8, 8, 4, /*num_groups=*/1));
+  EXPECT_FALSE(sends_all_tokens(8, 2, 8, /*num_groups=*/1));  // a token has too few experts
+  EXPECT_FALSE(sends_all_tokens(8, 8, 1, /*num_groups=*/1));
 }
 
 TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {

@@ -37,6 +37,8 @@ class WgradInput : public Tensor {
       Tensor::operator=(t);
   }
 
+  bool is_kept() const { return is_kept_; }  // whether it has memory of its own, to which hold() copies
+
  private:
   bool is_kept_ = false;
 };

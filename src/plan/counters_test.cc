@@ -194,6 +194,7 @@ std::vector<Settings> layouts() {
   return {
       {},
       {"parallel.ep=2", "parallel.dispatcher=\"allgather\""},
+      {"parallel.ep=2", "parallel.dispatcher=\"direct\"", "model.num_experts_per_tok=4"},
       {"parallel.tp=2"},
       {"optimizer.name=\"muon\""},
       {"model.qk_norm=false", "optimizer.qk_clip=100"},

@@ -119,7 +119,7 @@ class PartLoader {
           block_scales(s_, scales, first_block_row(p, part) + begin / block.rows,
                        {div_ceil(end - begin, block.rows), across});
       const Operand to(data.tensor(), block_scales.tensor(), layout);
-      layout == on_disk ? copy_blocks(entry, part, begin, to) : quantise_blocks(entry, part, begin, to);
+      layout == on_disk ? copy_contiguouss(entry, part, begin, to) : quantise_blocks(entry, part, begin, to);
       data.keep(s_);
       block_scales.keep(s_);
     }
@@ -134,7 +134,7 @@ class PartLoader {
                   row = part.offset / p.spec.shape[rank - 1];
     return row / rows * div_ceil(rows, block) + row % rows / block;
   }
-  void copy_blocks(size_t entry, const ParamPart& part, int64_t begin, const Operand& to) {
+  void copy_contiguouss(size_t entry, const ParamPart& part, int64_t begin, const Operand& to) {
     std::vector<std::byte> data(to.data.num_bytes()), scales(to.scales.num_bytes());
     reader_.read_blocks(entry, part.shard, begin, begin + to.data.dim(0), data.data(), scales.data());
     if (to.data.dtype == DType::f8_e4m3) {

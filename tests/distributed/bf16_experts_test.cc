@@ -15,7 +15,7 @@ enum class Load {
   one,       // all tokens choose one, and no other
   capacity,  // experts drop what is above their capacity; they are chosen evenly
   two_capacity,
-  three,  // tokens choose three of the four, so that all of them go to both of two ranks
+  four,  // tokens choose four of the eight, so that every token is sent to both of two ranks
 };
 
 struct Case {
@@ -33,7 +33,7 @@ double skew_of(Load load) {
   switch (load) {
     case Load::even:
     case Load::capacity:
-    case Load::three:
+    case Load::four:
       return 0;
     case Load::skewed:
       return 1;
@@ -47,7 +47,7 @@ EngineSpec spec_of(const Case& c, DeviceKind device) {
   spec.pipeline = c.pipeline;
   spec.kernels = c.kernels;
   if (c.load == Load::one) spec.model.top_k = 1;
-  if (c.load == Load::three) spec.model.top_k = 3;
+  if (c.load == Load::four) spec.model.top_k = 4;
   if (c.load == Load::capacity || c.load == Load::two_capacity) spec.balance.capacity_factor = 0.9;
   return spec;
 }
@@ -57,7 +57,7 @@ const Case kCases[] = {
     {"ep2_direct_skewed", 2, {.dp = 2, .ep = 2}, DispatcherKind::direct, Load::skewed},
     {"ep2_direct_one", 2, {.dp = 2, .ep = 2}, DispatcherKind::direct, Load::one},
     {"ep2_direct_capacity", 2, {.dp = 2, .ep = 2}, DispatcherKind::direct, Load::capacity},
-    {"ep2_direct_three", 2, {.dp = 2, .ep = 2}, DispatcherKind::direct, Load::three},
+    {"ep2_direct_four", 2, {.dp = 2, .ep = 2}, DispatcherKind::direct, Load::four},
     {"ep2_allgather_one", 2, {.dp = 2, .ep = 2}, DispatcherKind::allgather, Load::one},
     {"ep2_alltoall_two_capacity", 2, {.dp = 2, .ep = 2}, DispatcherKind::alltoall, Load::two_capacity},
     {"ep4_direct_two", 4, {.dp = 4, .ep = 4}, DispatcherKind::direct, Load::two},
@@ -66,7 +66,7 @@ const Case kCases[] = {
     {"ep4_two_level_two", 4, {.dp = 4, .ep = 4, .ranks_per_node = 2}, DispatcherKind::two_level, Load::two},
     {"ep4_allgather_capacity", 4, {.dp = 4, .ep = 4}, DispatcherKind::allgather, Load::capacity},
     {"etp2_ep2_direct_skewed", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::direct, Load::skewed},
-    {"etp2_ep2_direct_three", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::direct, Load::three},
+    {"etp2_ep2_direct_four", 4, {.dp = 4, .etp = 2, .ep = 2}, DispatcherKind::direct, Load::four},
     {"pp2_ep2_direct_two", 4, {.dp = 2, .pp = 2, .ep = 2}, DispatcherKind::direct, Load::two, {.layout = "Ett|tL"}},
 };
 

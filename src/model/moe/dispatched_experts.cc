@@ -18,8 +18,8 @@ GatedActivation activation_of(const ModelSpec& m) {
 }
 
 bool sends_all(const LayerContext& c) {
-  return sends_all_tokens(c.model.num_experts, c.model.top_k, c.mesh.shape().ep, c.balance.force_balance,
-                          c.expert_overlap == ExpertOverlap::batch_split);
+  return c.params.use() == ModelUse::training && sends_all_tokens(c.model.num_experts, c.model.top_k, c.mesh.shape().ep,
+                                                                  c.model.n_group, c.balance.force_balance);
 }
 
 // Checks the degrees of parallelism before anything is declared.
@@ -143,7 +143,7 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   StackScope scope(step.stack);
   const int64_t R = dispatcher_->max_rows(y_TD.dim(0));
   Dispatched in;
-  const int multiprocessors = dispatcher_->sending_multiprocessors(step);
+  const int multiprocessors = sending_multiprocessors(step, saved);
   SideWork sending(
       step, overlaps_ && concurrent, [&] { in = dispatch(step, x_TD, saved); }, multiprocessors);
   if (concurrent) concurrent();
@@ -171,7 +171,7 @@ void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, S
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
   SideWork sending(
       step, true, [&] { others.source = split_->dispatch_to_others(step, x_TD, handle).source; },
-      dispatcher_->sending_multiprocessors(step));
+      sending_multiprocessors(step, saved));
   if (concurrent) concurrent();
   up(step, a_RF, own, saved, parts.own);
   sending.join();
@@ -272,7 +272,7 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
   if (split_) parts = split_->parts(step, T, *saved.handle);
   const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
-  const int multiprocessors = dispatcher_->sending_multiprocessors(step);
+  const int multiprocessors = sending_multiprocessors(step, saved);
   Dispatched tokens;
   const auto dispatch_again = [&] { tokens = dispatch(step, saved.x_TD, saved); };
   if (!x_later) {
@@ -322,6 +322,12 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
     bias_gradients(step, saved);
   }
   going.join();
+}
+
+// Packing rows and keeping them for a later pass are kernels, whatever sends the rows.
+int DispatchedExperts::sending_multiprocessors(const Step& step, const Saved& saved) const {
+  const bool only_sends = !wire_.is_packed() && !saved.grads.is_kept();
+  return only_sends ? dispatcher_->sending_multiprocessors(step) : SideWork::kMultiprocessors;
 }
 
 Dispatched DispatchedExperts::dispatch(Step& step, const Tensor& x_TD, Saved& saved) const {

@@ -96,6 +96,8 @@ class DispatchedExperts final : public RoutedExperts {
   // overlap with the exchange of dx.
   void run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
+  // Returns the multiprocessors for rows that are sent beside products.
+  int sending_multiprocessors(const Step& step, const Saved& saved) const;
   // The dispatcher's calls; rows may be sent in 8 bits.
   Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;
   Dispatched dispatch_grads(Step& step, const Tensor& dy_TD, Saved& saved) const;

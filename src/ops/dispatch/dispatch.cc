@@ -57,17 +57,17 @@ void check(const DispatchPlaces& a) {
   check_ints("dispatch_places", "back", a.back_W, {W});
 }
 
-void check(const BlockPlaces& a) {
-  check_matrix("block_places", "dest", a.dest_TJ, "[T, J]");
+void check(const ContiguousPlaces& a) {
+  check_matrix("contiguous_places", "dest", a.dest_TJ, "[T, J]");
   const int64_t T = a.dest_TJ.dim(0), P = a.dest_TJ.dim(1), W = a.back_W.numel();
   MOEBIUS_CHECK(usage, P >= 1 && W % P == 0 && a.rank >= 0 && a.rank < W,
-                "block_places: P must divide the W ranks, and the rank be one of them; got P {}, W {}, rank {}", P, W,
-                a.rank);
-  check_ints("block_places", "dest", a.dest_TJ, {T, P});
-  check_ints("block_places", "row", a.row_TJ, {T, P});
-  check_ints("block_places", "back_row", a.back_row_TB, {T, W});
-  check_ints("block_places", "arrive", a.arrive_W1, {W + 1});
-  check_ints("block_places", "back", a.back_W, {W});
+                "contiguous_places: P must divide the W ranks, and the rank be one of them; got P {}, W {}, rank {}", P,
+                W, a.rank);
+  check_ints("contiguous_places", "dest", a.dest_TJ, {T, P});
+  check_ints("contiguous_places", "row", a.row_TJ, {T, P});
+  check_ints("contiguous_places", "back_row", a.back_row_TB, {T, W});
+  check_ints("contiguous_places", "arrive", a.arrive_W1, {W + 1});
+  check_ints("contiguous_places", "back", a.back_W, {W});
 }
 
 void check(const PushRows& a) {
@@ -219,10 +219,10 @@ void dispatch_places(Stream& s, const DispatchPlaces& a) {
   run_on_device(s, cpu::dispatch_places, cuda::dispatch_places, a);
 }
 
-void block_places(Stream& s, const BlockPlaces& a) {
+void contiguous_places(Stream& s, const ContiguousPlaces& a) {
   check(a);
-  OpScope scope(s, "block_places", {0, 2 * bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB)});
-  run_on_device(s, cpu::block_places, cuda::block_places, a);
+  OpScope scope(s, "contiguous_places", {0, 2 * bytes_of(a.dest_TJ) + bytes_of(a.back_row_TB)});
+  run_on_device(s, cpu::contiguous_places, cuda::contiguous_places, a);
 }
 
 void push_rows(Stream& s, const PushRows& a) {

@@ -6,7 +6,7 @@
 //   W = P ETP
 //   q = etp + ETP ep
 //   its experts = [ep E/P, (ep + 1) E/P)
-// A token is sent once to each rank that has any of its experts. Its destinations are at most J ep ranks, and all etp
+// A token is sent once to each rank that has any of its experts, or to all ranks (ContiguousPlaces). Its destinations are at most J ep ranks, and all etp
 // ranks of each of them get the row. At most L of its pairs are on one of them:
 //   J = min(K, P),  L = min(K, E/P)
 //
@@ -63,19 +63,19 @@ void dispatch_places(Stream& s, const DispatchPlaces& a);
 
 // The same places if every token goes to all ranks, which needs no counts. J is P.
 //   dest[t,j] = j,  row[t,j] = rank T + t,  back_row[t, j ETP + i] = (j ETP + i) T + t,  arrive[s] = s T,  back[s] = rank T
-struct BlockPlaces {
+struct ContiguousPlaces {
   Tensor dest_TJ, row_TJ, back_row_TB, arrive_W1, back_W;  // out i32
   int64_t rank = 0;                                        // this rank's index among the W ranks
 };
-void block_places(Stream& s, const BlockPlaces& a);
+void contiguous_places(Stream& s, const ContiguousPlaces& a);
 
 // array[row[t,j],:] = x[t,:]  in the windows of the ranks dest[t,j] ETP + i,  for all j with dest[t,j] >= 0
 //
 // x may have any dtype. With to_others nothing is written to this rank's own window.
 //
-// With the places of block_places() x is one block of the array, and windows may be given: the addresses of all windows
-// in this process. In a CUDA graph copy engines then copy the block, with no multiprocessor. Work that is not captured
-// runs the kernel: ranks that are threads could wait for each other in CUDA's copies between GPUs.
+// If dest and row are those of contiguous_places() for the T rows of x, windows may be given: the addresses of all
+// windows in this process. In a CUDA graph copy engines then copy the rows, with no multiprocessor. Work that is not
+// captured runs the kernel: ranks that are threads could wait for each other in CUDA's copies between GPUs.
 struct PushRows {
   Tensor sent_1;                 // inout
   Tensor x_TD;                   // in
@@ -84,7 +84,7 @@ struct PushRows {
   int64_t offset = 0, rank = 0;  // of the array [N, D]; of this rank
   int64_t etp = 1;
   bool to_others = false;
-  std::vector<std::byte*> windows;  // of all ranks, or none
+  std::vector<std::byte*> windows;  // of all ranks, or none. REQUIRES: those places
 };
 void push_rows(Stream& s, const PushRows& a);
 

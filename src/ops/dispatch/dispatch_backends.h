@@ -8,7 +8,7 @@ namespace moebius {
 
 struct Destinations;
 struct DispatchPlaces;
-struct BlockPlaces;
+struct ContiguousPlaces;
 struct PushRows;
 struct PushToAll;
 struct SortedPlaces;
@@ -24,7 +24,7 @@ struct OwnRows;
 namespace cpu {
 void destinations(Stream& s, const Destinations& a);
 void dispatch_places(Stream& s, const DispatchPlaces& a);
-void block_places(Stream& s, const BlockPlaces& a);
+void contiguous_places(Stream& s, const ContiguousPlaces& a);
 void push_rows(Stream& s, const PushRows& a);
 void push_to_all(Stream& s, const PushToAll& a);
 void sorted_places(Stream& s, const SortedPlaces& a);
@@ -41,7 +41,7 @@ void own_rows(Stream& s, const OwnRows& a);
 namespace cuda {
 void destinations(Stream& s, const Destinations& a);
 void dispatch_places(Stream& s, const DispatchPlaces& a);
-void block_places(Stream& s, const BlockPlaces& a);
+void contiguous_places(Stream& s, const ContiguousPlaces& a);
 void push_rows(Stream& s, const PushRows& a);
 void push_to_all(Stream& s, const PushToAll& a);
 void sorted_places(Stream& s, const SortedPlaces& a);

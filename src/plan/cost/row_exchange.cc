@@ -48,18 +48,17 @@ double direct_rows(const TimeContext& c, const DispatchShape& s) {
 DispatchShape shape_of(const TimeContext& c, RowDirection direction) {
   const MeshShape& mesh = c.spec.mesh;
   const ModelSpec& m = c.spec.model;
-  return {
-      .T = tokens_of(c),
-      .D = static_cast<double>(m.hidden_size),
-      .K = static_cast<double>(m.top_k),
-      .E = static_cast<double>(m.num_experts),
-      .W = mesh.ep * mesh.etp,
-      .ep = mesh.ep,
-      .node = mesh.ranks_per_node,
-      .element_bytes = row_bytes(c, direction) / static_cast<double>(m.hidden_size),
-      .round_robin = c.spec.balance.force_balance,
-      .sends_all = is_own_direct(c) && sends_all_tokens(m.num_experts, m.top_k, mesh.ep, c.spec.balance.force_balance,
-                                                        c.spec.expert_overlap == ExpertOverlap::batch_split)};
+  return {.T = tokens_of(c),
+          .D = static_cast<double>(m.hidden_size),
+          .K = static_cast<double>(m.top_k),
+          .E = static_cast<double>(m.num_experts),
+          .W = mesh.ep * mesh.etp,
+          .ep = mesh.ep,
+          .node = mesh.ranks_per_node,
+          .element_bytes = row_bytes(c, direction) / static_cast<double>(m.hidden_size),
+          .round_robin = c.spec.balance.force_balance,
+          .sends_all = is_own_direct(c) &&
+                       sends_all_tokens(m.num_experts, m.top_k, mesh.ep, m.n_group, c.spec.balance.force_balance)};
 }
 
 // Returns the engine's writes to windows of other ranks in each call: all rows of direct, and for two-level the rows
@@ -82,12 +81,13 @@ double written_index_bytes(const TimeContext& c) {
   return rows * kRouteBytes * std::min(s.K, s.E / static_cast<double>(s.ep));
 }
 
+// Where every token goes to all ranks, each of them sends the same bytes.
 RowsSent written_bytes(const TimeContext& c, double bytes) {
   const RankSpan span =
       is_own_two_level(c) ? RankSpan{c.spec.mesh.ranks_per_node, 1} : span_of(c.spec.mesh, expert_axis(c.spec.mesh));
   if (span.size <= 1) return {};
   const bool is_inside = span.local(c.machine) == span.size;
-  const double sent = busiest_rank(c) * bytes;
+  const double sent = (shape_of(c, RowDirection::to_experts).sends_all ? 1 : busiest_rank(c)) * bytes;
   const double seconds = is_inside ? c.machine.inside_us * 1e-6 + sent / inside_rate(c)
                                    : group_seconds(c, span, GroupCall::all_to_all, sent);
   return {.seconds = seconds, .wire_bytes = bytes, .outgoing_bytes = bytes};

@@ -81,12 +81,12 @@ void DirectDispatcher::announce(Step& step, const Route& route, DispatchHandle& 
 void DirectDispatcher::find_places(Step& step, DirectHandle& d) const {
   if (!spec_.sends_all) return exchange_counts(step, d);
   const int64_t T = d.route.topk_TK.dim(0);
-  block_places(step.stream, {.dest_TJ = d.dest_TJ.rows(0, T),
-                             .row_TJ = d.row_TJ.rows(0, T),
-                             .back_row_TB = d.back_row_TB.rows(0, T),
-                             .arrive_W1 = d.arrive_W1,
-                             .back_W = d.back_W,
-                             .rank = rank_});
+  contiguous_places(step.stream, {.dest_TJ = d.dest_TJ.rows(0, T),
+                                  .row_TJ = d.row_TJ.rows(0, T),
+                                  .back_row_TB = d.back_row_TB.rows(0, T),
+                                  .arrive_W1 = d.arrive_W1,
+                                  .back_W = d.back_W,
+                                  .rank = rank_});
 }
 
 void DirectDispatcher::exchange_counts(Step& step, DirectHandle& d) const {
@@ -156,7 +156,7 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .windows = spec_.sends_all ? window_.windows() : std::vector<std::byte*>{}});
 }
 
-// Copy engines need none, but rounds run on one, and blocks leave multiprocessors in pairs.
+// Copy engines need none, but rounds run on one, and products leave multiprocessors in pairs.
 int DirectDispatcher::sending_multiprocessors(const Step& step) const {
   const bool by_engines =
       spec_.sends_all && step.stream.device() == DeviceKind::cuda && step.stream.accelerator().capture() != nullptr;

@@ -110,7 +110,7 @@ void push_rows(Stream& s, const PushRows& a) {
   *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
 }
 
-void block_places(Stream&, const BlockPlaces& a) {
+void contiguous_places(Stream&, const ContiguousPlaces& a) {
   const int64_t T = a.dest_TJ.dim(0), P = a.dest_TJ.dim(1), W = a.back_W.numel();
   int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>(), *back_row = a.back_row_TB.ptr<int32_t>();
   for (int64_t t = 0; t < T; ++t) {

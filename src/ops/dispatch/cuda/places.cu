@@ -52,14 +52,14 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places a) {
     a.back_row_TB[i * a.etp + copy] = p < 0 ? -1 : here[p] + copy * mine[p] + slot;
 }
 
-struct Block {
+struct Contiguous {
   int32_t *dest_TJ, *row_TJ, *back_row_TB, *arrive_W1, *back_W;
   int64_t num_tokens;
   int num_ep, num_ranks, rank;
 };
 
 // A thread owns a token. The first block also writes the results of each rank.
-__global__ void __launch_bounds__(kThreads) block_places_kernel(Block a) {
+__global__ void __launch_bounds__(kThreads) contiguous_places_kernel(Contiguous a) {
   const int64_t T = a.num_tokens, t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   for (int q = threadIdx.x; q <= a.num_ranks && blockIdx.x == 0; q += kThreads) {
     a.arrive_W1[q] = static_cast<int32_t>(q * T);
@@ -201,18 +201,19 @@ void dispatch_places(Stream& s, const DispatchPlaces& a) {
   check_launch("dispatch_places");
 }
 
-void block_places(Stream& s, const BlockPlaces& a) {
-  const Block block{.dest_TJ = a.dest_TJ.ptr<int32_t>(),
-                    .row_TJ = a.row_TJ.ptr<int32_t>(),
-                    .back_row_TB = a.back_row_TB.ptr<int32_t>(),
-                    .arrive_W1 = a.arrive_W1.ptr<int32_t>(),
-                    .back_W = a.back_W.ptr<int32_t>(),
-                    .num_tokens = a.dest_TJ.dim(0),
-                    .num_ep = narrow<int>(a.dest_TJ.dim(1)),
-                    .num_ranks = narrow<int>(a.back_W.numel()),
-                    .rank = narrow<int>(a.rank)};
-  block_places_kernel<<<std::max(1, num_blocks(block.num_tokens, kThreads)), kThreads, 0, cuda_stream(s)>>>(block);
-  check_launch("block_places");
+void contiguous_places(Stream& s, const ContiguousPlaces& a) {
+  const Contiguous places{.dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                          .row_TJ = a.row_TJ.ptr<int32_t>(),
+                          .back_row_TB = a.back_row_TB.ptr<int32_t>(),
+                          .arrive_W1 = a.arrive_W1.ptr<int32_t>(),
+                          .back_W = a.back_W.ptr<int32_t>(),
+                          .num_tokens = a.dest_TJ.dim(0),
+                          .num_ep = narrow<int>(a.dest_TJ.dim(1)),
+                          .num_ranks = narrow<int>(a.back_W.numel()),
+                          .rank = narrow<int>(a.rank)};
+  contiguous_places_kernel<<<std::max(1, num_blocks(places.num_tokens, kThreads)), kThreads, 0, cuda_stream(s)>>>(
+      places);
+  check_launch("contiguous_places");
 }
 
 void sorted_places(Stream& s, const SortedPlaces& a) {

@@ -1,7 +1,7 @@
 // Rows between windows. A warp owns a row. No kernel waits for another rank: rounds do (comm/peer_window.h).
 #include "device/fallback_kernels.h"
 #include "ops/cuda/early_launch.h"
-#include "ops/dispatch/cuda/block_copies.h"
+#include "ops/dispatch/cuda/contiguous_copies.h"
 #include "ops/dispatch/cuda/push_rows.h"
 #include "ops/dispatch/cuda/return_sums.h"
 #include "ops/dispatch/cuda/windows.h"
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* 
 
 // The widest words that rows are made of and begin at. Windows begin at multiples of 16 bytes.
 void push_rows(Stream& s, const PushRows& a) {
-  if (!a.windows.empty() && copy_block(s, a)) return;
+  if (!a.windows.empty() && copy_contiguous(s, a)) return;
   const Push push{.x = static_cast<const char*>(a.x_TD.data),
                   .dest_TJ = a.dest_TJ.ptr<int32_t>(),
                   .row_TJ = a.row_TJ.ptr<int32_t>(),

@@ -9,7 +9,7 @@ namespace moebius::cpu {
 namespace {
 
 template <class T>
-void copy_block(const LowRankBlock& a) {
+void copy_contiguous(const LowRankBlock& a) {
   const int rank = a.to_eML.shape.rank();
   const int64_t e = rank == 2 ? 1 : a.to_eML.dim(0), M = a.to_eML.dim(rank - 2), L = a.to_eML.dim(rank - 1),
                 P = a.from_ePQ.dim(rank - 2), Q = a.columns.count;
@@ -26,7 +26,7 @@ void copy_block(const LowRankBlock& a) {
 }  // namespace
 
 void low_rank_block(Stream&, const LowRankBlock& a) {
-  with_float_type(a.to_eML.dtype, [&]<class T>(T) { copy_block<T>(a); });
+  with_float_type(a.to_eML.dtype, [&]<class T>(T) { copy_contiguous<T>(a); });
 }
 
 }  // namespace moebius::cpu

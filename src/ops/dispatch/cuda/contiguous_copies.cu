@@ -1,4 +1,4 @@
-#include "ops/dispatch/cuda/block_copies.h"
+#include "ops/dispatch/cuda/contiguous_copies.h"
 
 #include "device/cuda/cuda.h"
 
@@ -40,7 +40,7 @@ __global__ void add_sent_kernel(unsigned long long* sent, unsigned long long byt
 
 }  // namespace
 
-bool copy_block(Stream& s, const PushRows& a) {
+bool copy_contiguous(Stream& s, const PushRows& a) {
   auto& inside = op_state<Inside>(s);  // eager work comes first, so its stream is not created during a capture
   if (!is_capturing(s)) return false;
   const auto num_ranks = static_cast<int64_t>(a.windows.size()), num_bytes = a.x_TD.num_bytes();
@@ -53,7 +53,7 @@ bool copy_block(Stream& s, const PushRows& a) {
   add_sent_kernel<<<1, 1, 0, beside>>>(reinterpret_cast<unsigned long long*>(a.sent_1.ptr<int64_t>()),
                                        static_cast<unsigned long long>((num_ranks - 1) * num_bytes));
   check_launch("push_rows");
-  // Each rank begins with the one after it, so that no two write to the same GPU at the same time.
+  // Each rank begins with the one after it, so that they do not all write to the same GPU first.
   for (int64_t i = 1; i < num_ranks; ++i) copy_to((a.rank + i) % num_ranks, cuda_stream(s));
   inside.join(s);
   return true;
