@@ -87,7 +87,8 @@ Cost cost(const RopeFwd& a) {
 bool has_norms_of_all_heads(const RopeBwd& a) { return a.q_norm_A.numel() > a.dq_THd.dim(2); }
 
 // On the CPU chunks have a fixed size. On a GPU they have 16 rows, or more if each of 132 multiprocessors then still
-// has eight chunks. With norms over all heads the sums of a chunk are as wide as a row, so it has two chunks.
+// has eight chunks. With norms over all heads each of them has two chunks of q and two of k, which run at once there:
+// the sums of a chunk are as wide as its rows, so more chunks would cost memory and time.
 int64_t RopeBwd::num_partials(const RopeBwd& a, const Stream& s) {
   const int64_t rows = a.dq_THd.dim(0);
   if (s.target() != DeviceKind::cuda) return div_ceil(rows, 64);

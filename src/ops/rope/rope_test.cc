@@ -37,9 +37,11 @@ std::vector<Case> cases() {
         all.push_back({rows, heads, kv_heads, width, norm, dtype});
       }
     }
-    // On a GPU a block has one row of the first, and two or three rows of the second. Threads have two heads of the next
-    // two, whose rows have threads to spare. Rows of the last two are those of the fallback kernels.
+    // On a GPU a block has one row of the first two shapes, and two or three rows of the third. Threads have two vectors
+    // of the fourth in f32. Some threads have no vector of the fifth. The fallback kernels take the sixth, and in f32 the
+    // last one, of which threads have two vectors in bf16.
     for (const auto& [rows, heads, kv_heads, width] : std::vector<std::array<int64_t, 4>>{{40, 16, 16, 128},
+                                                                                          {4, 2, 5, 32},
                                                                                           {700, 2, 2, 32},
                                                                                           {37, 40, 40, 128},
                                                                                           {3, 34, 17, 96},

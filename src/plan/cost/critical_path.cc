@@ -33,12 +33,11 @@ double width_of_norm(const OpWork& op, double rows) {
   return op.cost.flops / static_cast<double>(op.calls) / 10 / rows;
 }
 
-// With norms over all heads a block takes several rows in turn, each with a sum over its eight warps, as those of most
-// models are (ops/rope/cuda/all_heads.cu).
+// With norms over all heads a block takes several rows in turn, each with sums over its lanes and then over its warps
+// (ops/rope/cuda/all_heads.cu).
 CriticalPath rope_bwd_path_of_all_heads(double rows) {
-  constexpr double kWarps = 8;
   const double parts = std::min(rows, 264.0), in_turn = ceil_div(rows, parts);
-  CriticalPath path{.loads = in_turn, .on_chip = in_turn * (kLaneSteps + 2 + kWarps)};
+  CriticalPath path{.loads = in_turn, .on_chip = in_turn * 2 * (kLaneSteps + 1)};
   for (int i = 0; i < 2; ++i) path += add_rows_path(parts);
   return path;
 }

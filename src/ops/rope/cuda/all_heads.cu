@@ -1,5 +1,5 @@
-// A block owns a row, of which it reads q, k and v once, and keeps q and k in registers until their sums are known. In the
-// backward pass it owns a chunk of rows, one after the other.
+// A block owns q or k of a row, with half of v. It reads them once, and keeps its heads in registers until their sum is
+// known. In the backward pass it owns a chunk of rows, one after the other.
 #include "ops/rope/cuda/all_heads.h"
 
 #include <numeric>
@@ -17,129 +17,175 @@ namespace {
 
 constexpr int kMaxThreads = 512, kMaxWarps = kMaxThreads / 32;
 
+// Both passes read these. A block has one part of a row: the second dimension of the grid is 0 for q and 1 for k.
 template <class T>
-struct Fwd {
-  Parts<T> out;
+struct Rows {
   const T *qkv, *q_norm, *k_norm;
   Heads g;
+
+  __device__ __forceinline__ bool is_q() const { return blockIdx.y == 0; }
+  __device__ __forceinline__ int heads() const { return is_q() ? g.heads : g.kv_heads; }
+  __device__ __forceinline__ const T* norm() const { return is_q() ? q_norm : k_norm; }
+  __device__ __forceinline__ int columns() const { return g.per_row() * g.width; }
+  __device__ __forceinline__ int columns_of_v() const { return g.kv_heads * g.width; }
+  __device__ __forceinline__ int first() const { return is_q() ? 0 : g.heads * g.width; }
+  __device__ __forceinline__ int first_of_v() const { return (g.heads + g.kv_heads) * g.width; }
+  __device__ __forceinline__ float rstd(float squares) const {
+    return rsqrtf(squares / static_cast<float>(heads() * g.width) + g.eps);
+  }
+  __device__ __forceinline__ const float* angles(int32_t pos) const {
+    require(0 <= pos && pos < g.positions);
+    return g.cos_sin + int64_t{pos} * g.width;
+  }
+};
+
+template <class T>
+struct Fwd {
+  Rows<T> in;
+  T *q, *k, *v;
+  __device__ __forceinline__ T* part() const { return in.is_q() ? q : k; }
 };
 
 template <class T>
 struct Bwd {
+  Rows<T> in;
+  const T *dq, *dk, *dv;
   T* dqkv;
   float* partial;
-  Parts<const T> dy;
-  const T *qkv, *q_norm, *k_norm;
-  Heads g;
+  __device__ __forceinline__ const T* part() const { return in.is_q() ? dq : dk; }
+  __device__ __forceinline__ float* partial_of_block() const {
+    return partial + blockIdx.x * int64_t{in.first_of_v()} + in.first();
+  }
+  __device__ __forceinline__ int64_t begin(int64_t chunk) const { return chunk * in.g.rows / gridDim.x; }
 };
 
-// Returns the weights of head h, of q or k.
-template <class Op>
-__device__ __forceinline__ auto weights_of(const Op& a, int h) {
-  return h < a.g.heads ? a.q_norm + h * a.g.width : a.k_norm + (h - a.g.heads) * a.g.width;
-}
-
-__device__ __forceinline__ const float* angles_at(const Heads& g, int32_t pos) {
-  require(0 <= pos && pos < g.positions);
-  return g.cos_sin + int64_t{pos} * g.width;
-}
-
-// The sums of a row for q and for k.
-template <int kSums>
-struct Sums {
-  float q[kSums] = {}, k[kSums] = {};
-
-  __device__ __forceinline__ void add(bool is_q, int i, float x) {
-    q[i] += is_q ? x : 0.0f;
-    k[i] += is_q ? 0.0f : x;
-  }
-  __device__ __forceinline__ float of(bool is_q, int i) const { return is_q ? q[i] : k[i]; }
-  // Adds up those of the block's threads, in a fixed order. A later call needs other numbers in shared memory, or a
-  // barrier before it.
-  __device__ __forceinline__ void add_up(Sums (&shared)[kMaxWarps]) {
+// Two sums over the block, in a fixed order. A later call needs other shared memory, or a barrier before it.
+__device__ __forceinline__ float2 block_sums(float x, float y, float (&shared)[kMaxWarps][2]) {
+  // One of two lanes goes on with x, and the other with y.
+  const int lane = static_cast<int>(threadIdx.x) % 32, warps = static_cast<int>(blockDim.x) / 32;
+  float sum = (lane < 16 ? x : y) + __shfl_xor_sync(0xffffffffu, lane < 16 ? y : x, 16);
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) q[i] = warp_sum(q[i]), k[i] = warp_sum(k[i]);
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = *this;
-    __syncthreads();
-    *this = shared[0];
-    for (int warp = 1; warp < static_cast<int>(blockDim.x) / 32; ++warp) {
-      const Sums other = shared[warp];
+  for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  if (lane % 16 == 0) shared[threadIdx.x / 32][lane / 16] = sum;
+  __syncthreads();
+  static_assert(kMaxWarps == 16);  // a lane has one sum of one warp
+  sum = lane / 2 < warps ? shared[lane / 2][lane % 2] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) q[i] += other.q[i], k[i] += other.k[i];
-    }
-  }
-};
-
-// Returns 1 / sqrt(mean square + eps) of q or k.
-__device__ __forceinline__ float rstd_of(const Heads& g, bool is_q, float squares) {
-  return rsqrtf(squares / static_cast<float>((is_q ? g.heads : g.kv_heads) * g.width) + g.eps);
+  for (int distance = 2; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+  return {__shfl_sync(0xffffffffu, sum, 0), __shfl_sync(0xffffffffu, sum, 1)};
 }
 
-// Heads first, first + step, ... of q and k are those of a group of lanes; a thread has the pairs of one lane. The
-// vectors of v are the threads' in turn.
+// Loads 16 bytes, which are not read again if kOnce. It is volatile assembly, so that it stays where it is written.
+template <bool kOnce>
+__device__ __forceinline__ uint4 load_word(const void* p) {
+  uint4 word;
+  if constexpr (kOnce) {
+    asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                 : "l"(p)
+                 : "memory");
+  } else {
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+                 : "l"(p)
+                 : "memory");
+  }
+  return word;
+}
+
+// With C++, the compiler would store four words of 4 bytes.
+__device__ __forceinline__ void store_word(void* p, const uint4& word) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+
+// The vectors of a thread: those of one lane in heads first, first + step, ..., and vectors of v in turn.
+// Threads without a head read the last one, and neither count nor store it.
 template <class T, int kVectors>
 struct Share {
   static constexpr int kNum = kPerVector<T>;
   using P = Pairs<kNum, 1>;
-  using InMemory = typename P::template InMemory<T>;
-  int lane, first, step;
+  template <class E>
+  using InMemory = typename P::template InMemory<E>;
 
-  __device__ __forceinline__ explicit Share(const Heads& g)
-      : lane(threadIdx.x % g.num_lanes), first(threadIdx.x / g.num_lanes), step(blockDim.x / g.num_lanes) {}
-  __device__ __forceinline__ int head(int v) const { return first + v * step; }
-  static __device__ __forceinline__ bool is_rotated(const Heads& g, int h) { return h < g.heads + g.kv_heads; }
-  // Returns the first element of the v-th vector in a row of v.
-  static __device__ __forceinline__ int column(int v) {
-    return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kNum;
+  __device__ __forceinline__ explicit Share(const Rows<T>& in)
+      : lane_(static_cast<int>(threadIdx.x) % in.g.num_lanes), half_(in.g.width / 2), of_v_(in.columns_of_v()) {
+    const int first = static_cast<int>(threadIdx.x) / in.g.num_lanes,
+              step = static_cast<int>(blockDim.x) / in.g.num_lanes;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      exists[v] = first + v * step < in.heads();
+      at[v] = min(first + v * step, in.heads() - 1) * in.g.width + lane_ * kNum;
+    }
   }
-  static __device__ __forceinline__ bool is_of_v(const Heads& g, int v) { return column(v) < g.kv_heads * g.width; }
+  // Returns the pairs whose first numbers are at x.
+  template <bool kOnce, class E>
+  __device__ __forceinline__ InMemory<E> pairs(const E* x) const {
+    InMemory<E> raw;
+    constexpr int kWords = sizeof(raw.a[0]) / sizeof(uint4), kOfWord = sizeof(uint4) / sizeof(E);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) raw.a[0].words[i] = load_word<kOnce>(x + i * kOfWord);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) raw.b[0].words[i] = load_word<kOnce>(x + half_ + i * kOfWord);
+    return raw;
+  }
+  __device__ __forceinline__ InMemory<float> angles(const float* row) const { return pairs<false>(row + lane_ * kNum); }
+  __device__ __forceinline__ void store(T* y, const P& x) const {
+    store_word(y, pack<T>(x.a[0]).words[0]);
+    store_word(y + half_, pack<T>(x.b[0]).words[0]);
+  }
+  // Calls fn(v, first element in a row of v) for its vectors of v.
+  template <class F>
+  __device__ __forceinline__ void each_of_v(F&& fn) const {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int thread = (v * 2 + static_cast<int>(blockIdx.y)) * static_cast<int>(blockDim.x) + threadIdx.x;
+      if (thread * kNum < of_v_) fn(v, thread * kNum);
+    }
+  }
+
+  int at[kVectors];  // in the block's part of a row
+  bool exists[kVectors];
+
+ private:
+  int lane_, half_, of_v_;
 };
 
 template <class T, int kVectors>
 __global__ void __launch_bounds__(kMaxThreads, 1) fwd_kernel(Fwd<T> f) {
   using S = Share<T, kVectors>;
   using P = typename S::P;
-  __shared__ Sums<1> shared[kMaxWarps];
-  const Heads& g = f.g;
-  const S own(g);
+  __shared__ float shared[32];
+  const Rows<T>& in = f.in;
+  const S own(in);
   const int64_t t = blockIdx.x;
-  const T* row = f.qkv + t * g.per_row() * g.width;
-  const T* v_row = row + (g.heads + g.kv_heads) * g.width;
-  typename S::InMemory raw[kVectors], weights[kVectors];
-  Raw<T, S::kNum> of_v[kVectors];
+  const T* row = in.qkv + t * in.columns();
+  typename S::template InMemory<T> raw[kVectors], weights[kVectors];
+  uint4 of_v[kVectors];
   let_next_start();
   wait_for_inputs();
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    raw[v] = P::fetch_from(row + own.head(v) * g.width, g, own.lane, S::is_rotated(g, own.head(v)));
-  }
+  for (int v = 0; v < kVectors; ++v) raw[v] = own.template pairs<true>(row + in.first() + own.at[v]);
+  own.each_of_v([&](int v, int column) { of_v[v] = load_word<true>(row + in.first_of_v() + column); });
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) of_v[v] = fetch<S::kNum>(v_row + S::column(v), S::is_of_v(g, v));
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    weights[v] = P::fetch_from(weights_of(f, own.head(v)), g, own.lane, S::is_rotated(g, own.head(v)));
-  }
-  const P angles = P::of(P::fetch_from(angles_at(g, g.pos[t]), g, own.lane));
+  for (int v = 0; v < kVectors; ++v) weights[v] = own.template pairs<false>(in.norm() + own.at[v]);
+  const P angles = P::of(own.angles(in.angles(in.g.pos[t])));
   P x[kVectors];
-  Sums<1> squares;
+  float squares = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     x[v] = P::of(raw[v]);
-    squares.add(own.head(v) < g.heads, 0, x[v].dot(x[v]));
+    const float dot = x[v].dot(x[v]);
+    squares += own.exists[v] ? dot : 0.0f;
   }
-  T* v_out = f.out.v + t * g.kv_heads * g.width;
+  own.each_of_v([&](int v, int column) { store_word(f.v + t * in.columns_of_v() + column, of_v[v]); });
+  const float rstd = in.rstd(block_sum(squares, shared));
+  T* y = f.part() + t * in.heads() * in.g.width;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if (S::is_of_v(g, v)) *reinterpret_cast<Raw<T, S::kNum>*>(v_out + S::column(v)) = of_v[v];
-  }
-  squares.add_up(shared);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int h = own.head(v);
-    const float rstd = rstd_of(g, h < g.heads, squares.of(h < g.heads, 0));
     x[v].each(P::of(weights[v]), [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
     x[v].turn(angles, 1.0f);
-    if (S::is_rotated(g, h)) x[v].store_to(f.out.head(g, t, h), g, own.lane);
+    if (own.exists[v]) own.store(y + own.at[v], x[v]);
   }
 }
 
@@ -149,186 +195,170 @@ template <class T, int kVectors>
 __global__ void __launch_bounds__(kMaxThreads, 1) bwd_kernel(Bwd<T> b) {
   using S = Share<T, kVectors>;
   using P = typename S::P;
-  __shared__ Sums<2> shared[2][kMaxWarps];
-  const Heads& g = b.g;
-  const S own(g);
-  const int64_t begin = blockIdx.x * g.rows / gridDim.x, end = (blockIdx.x + int64_t{1}) * g.rows / gridDim.x;
-  const int64_t columns = g.per_row() * g.width, of_v = g.kv_heads * g.width;
-  typename S::InMemory next_dy[kVectors], next_x[kVectors];
-  typename P::template InMemory<float> next_angles;
-  Raw<T, S::kNum> next_v[kVectors];
-  const T *dy_at[kVectors], *w_at[kVectors], *dv_at = b.dy.v + begin * of_v + S::column(0);
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) dy_at[v] = b.dy.head(g, begin, own.head(v)), w_at[v] = weights_of(b, own.head(v));
-  int32_t next_pos = g.pos[begin];
-  int64_t next_at = begin * columns;
-  const auto fetch_row = [&](int64_t t) {
-    const bool exists = t < end;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int h = own.head(v);
-      const bool valid = exists && S::is_rotated(g, h);
-      next_dy[v] = P::fetch_from(dy_at[v], g, own.lane, valid);
-      next_x[v] = P::fetch_from(b.qkv + next_at + h * g.width, g, own.lane, valid);
-      dy_at[v] += (h < g.heads ? g.heads : g.kv_heads) * g.width;
-    }
+  __shared__ float shared[2][kMaxWarps][2];
+  const Rows<T>& in = b.in;
+  const S own(in);
+  const int64_t begin = b.begin(blockIdx.x), end = b.begin(blockIdx.x + int64_t{1});
+  const int heads_columns = in.heads() * in.g.width, of_v = in.columns_of_v(), columns = in.columns();
+  const float part = 1.0f / static_cast<float>(heads_columns);
+  typename S::template InMemory<T> next_dy[kVectors], next_x[kVectors];
+  typename S::template InMemory<float> next_angles;
+  uint4 next_v[kVectors];
+  const T *dy_at = b.part() + begin * heads_columns, *x_at = in.qkv + begin * columns + in.first(),
+          *v_at = b.dv + begin * of_v;
+  T* dx_at = b.dqkv + begin * columns + in.first();
+  int32_t next_pos = in.g.pos[begin];
+  const auto load_row = [&](int64_t t) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      next_v[v] = fetch<S::kNum>(dv_at + (S::column(v) - S::column(0)), exists && S::is_of_v(g, v));
+      next_dy[v] = own.template pairs<true>(dy_at + own.at[v]);
+      next_x[v] = own.template pairs<true>(x_at + own.at[v]);
     }
-    dv_at += of_v;
-    next_at += columns;
-    if (!exists) return;
-    next_angles = P::fetch_from(angles_at(g, next_pos), g, own.lane);
-    if (t + 1 < end) next_pos = g.pos[t + 1];
+    own.each_of_v([&](int v, int column) { next_v[v] = load_word<true>(v_at + column); });
+    next_angles = own.angles(in.angles(next_pos));
+    dy_at += heads_columns, x_at += columns, v_at += of_v;
+    if (t + 1 < end) next_pos = in.g.pos[t + 1];
   };
-  fetch_row(begin);
+  load_row(begin);
   P dw[kVectors] = {};
-  for (int64_t t = begin; t < end; ++t) {
-    P dy[kVectors];
-    typename S::InMemory raw_x[kVectors], weights[kVectors];  // the weights would take registers for all rows
-    T* dx_row = b.dqkv + (next_at - columns);
+  for (int64_t t = begin; t < end; ++t, dx_at += columns) {
+    P dy[kVectors], dxhat[kVectors];
+    typename S::template InMemory<T> raw_x[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      weights[v] = P::fetch_from(w_at[v], g, own.lane, S::is_rotated(g, own.head(v)));
       raw_x[v] = next_x[v];
       dy[v] = P::of(next_dy[v]);
       dy[v].turn(P::of(next_angles), -1.0f);
-      if (S::is_of_v(g, v)) {
-        *reinterpret_cast<Raw<T, S::kNum>*>(dx_row + (columns - of_v) + S::column(v)) = next_v[v];
-      }
     }
-    fetch_row(t + 1);
-    // Heads that do not exist are zeros and add nothing.
-    Sums<2> sums;  // of squares, and of products of x with the gradient of xhat
+    own.each_of_v([&](int v, int column) { store_word(dx_at + (in.first_of_v() - in.first()) + column, next_v[v]); });
+    if (t + 1 < end) load_row(t + 1);
+    float squares = 0, products = 0;  // the products of x with the gradient of xhat
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const P x = P::of(raw_x[v]);
-      P dxhat = dy[v];
-      dxhat.each(P::of(weights[v]), [](float& mine, float weight) { mine *= weight; });
-      sums.add(own.head(v) < g.heads, 0, x.dot(x));
-      sums.add(own.head(v) < g.heads, 1, dxhat.dot(x));
+      dxhat[v] = dy[v];
+      dxhat[v].each(P::of(own.template pairs<false>(in.norm() + own.at[v])),
+                    [](float& mine, float weight) { mine *= weight; });
+      const float square = x.dot(x), product = dxhat[v].dot(x);
+      squares += own.exists[v] ? square : 0.0f;
+      products += own.exists[v] ? product : 0.0f;
     }
-    sums.add_up(shared[t % 2]);
+    const float2 sums = block_sums(squares, products, shared[t % 2]);
+    const float rstd = rsqrtf(sums.x * part + in.g.eps), mean = rstd * sums.y * part;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int h = own.head(v);
-      const bool is_q = h < g.heads;
-      const float rstd = rstd_of(g, is_q, sums.of(is_q, 0));
-      const float mean = rstd * sums.of(is_q, 1) / static_cast<float>((is_q ? g.heads : g.kv_heads) * g.width);
       P xhat = P::of(raw_x[v]);
       xhat.each(xhat, [&](float& mine, float) { mine *= rstd; });
       dw[v].add_products(dy[v], xhat);
-      dy[v].each(P::of(weights[v]), [](float& mine, float weight) { mine *= weight; });
-      dy[v].each(xhat, [&](float& mine, float x) { mine = rstd * (mine - x * mean); });
-      if (S::is_rotated(g, h)) dy[v].store_to(dx_row + h * g.width, g, own.lane);
+      xhat.each(dxhat[v], [&](float& x, float dx) { x = rstd * dx - rstd * mean * x; });
+      if (own.exists[v]) own.store(dx_at + own.at[v], xhat);
     }
   }
-  float* partial = b.partial + blockIdx.x * int64_t{g.heads + g.kv_heads} * g.width;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if (S::is_rotated(g, own.head(v))) dw[v].store_to(partial + own.head(v) * g.width, g, own.lane);
+    if (!own.exists[v]) continue;
+    store(b.partial_of_block() + own.at[v], dw[v].a[0]);
+    store(b.partial_of_block() + own.at[v] + in.g.width / 2, dw[v].b[0]);
   }
 }
 
 // The fallback kernels take any shape, an element at a time, and read each row twice.
 
-// Calls fn(head, offset in a head) for the pairs of q and k that are this thread's.
-template <class F>
-__device__ __forceinline__ void each_pair(const Heads& g, F&& fn) {
-  const int half = g.width / 2, num_pairs = (g.heads + g.kv_heads) * half;
-  for (int p = threadIdx.x; p < num_pairs; p += blockDim.x) fn(p / half, p % half);
+// Calls fn(first column of the head in the block's part of a row, offset in the head) for the thread's pairs.
+template <class T, class F>
+__device__ __forceinline__ void each_pair(const Rows<T>& in, F&& fn) {
+  const int half = in.g.width / 2;
+  for (int p = static_cast<int>(threadIdx.x); p < in.heads() * half; p += static_cast<int>(blockDim.x))
+    fn(p / half * in.g.width, p % half);
 }
 
+// Copies a row of v where the block has q.
 template <class T>
-__device__ __forceinline__ void copy_elements(T* to, const T* from, int count) {
-  for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
+__device__ __forceinline__ void copy_v(const Rows<T>& in, T* to, const T* from) {
+  if (!in.is_q()) return;
+  for (int i = static_cast<int>(threadIdx.x); i < in.columns_of_v(); i += static_cast<int>(blockDim.x)) to[i] = from[i];
 }
 
+using Pair = Pairs<1, 1>;
+
 template <class T>
-__device__ __forceinline__ Pairs<1, 1> pair_at(const T* head, const Heads& g, int i) {
-  return Pairs<1, 1>::of(Pairs<1, 1>::fetch_from(head, g, i));
+__device__ __forceinline__ Pair pair_at(const T* head, const Heads& g, int i) {
+  return Pair::of(Pair::fetch_from(head, g, i));
 }
 
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) any_fwd_kernel(Fwd<T> f) {
-  __shared__ Sums<1> shared[kMaxWarps];
-  const Heads& g = f.g;
+  __shared__ float shared[32];
+  const Rows<T>& in = f.in;
+  const Heads& g = in.g;
   const int64_t t = blockIdx.x;
-  const T* row = f.qkv + t * g.per_row() * g.width;
-  const float* angles = angles_at(g, g.pos[t]);
-  Sums<1> squares;
-  each_pair(g, [&](int h, int i) {
-    const Pairs<1, 1> x = pair_at(row + h * g.width, g, i);
-    squares.add(h < g.heads, 0, x.dot(x));
+  const T *row = in.qkv + t * in.columns(), *x_row = row + in.first();
+  T* y = f.part() + t * in.heads() * g.width;
+  float squares = 0;
+  each_pair(in, [&](int h, int i) {
+    const Pair x = pair_at(x_row + h, g, i);
+    squares += x.dot(x);
   });
-  squares.add_up(shared);
-  each_pair(g, [&](int h, int i) {
-    const float rstd = rstd_of(g, h < g.heads, squares.of(h < g.heads, 0));
-    Pairs<1, 1> x = pair_at(row + h * g.width, g, i);
-    x.each(pair_at(weights_of(f, h), g, i),
-           [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
+  const float rstd = in.rstd(block_sum(squares, shared));
+  const float* angles = in.angles(g.pos[t]);
+  each_pair(in, [&](int h, int i) {
+    Pair x = pair_at(x_row + h, g, i);
+    x.each(pair_at(in.norm() + h, g, i), [&](float& mine, float weight) { mine = weight * rounded<T>(mine * rstd); });
     x.turn(pair_at(angles, g, i), 1.0f);
-    x.store_to(f.out.head(g, t, h), g, i);
+    x.store_to(y + h, g, i);
   });
-  const int of_v = g.kv_heads * g.width;
-  copy_elements(f.out.v + t * of_v, row + (g.heads + g.kv_heads) * g.width, of_v);
+  copy_v(in, f.v + t * in.columns_of_v(), row + in.first_of_v());
 }
 
-// The block's sums of the norms' gradients are in its row of partial, where each column is one thread's.
+// The block's sums of the norm's gradient are in its row of partial, where each column is one thread's.
 template <class T>
 __global__ void __launch_bounds__(kMaxThreads, 1) any_bwd_kernel(Bwd<T> b) {
-  __shared__ Sums<2> shared[2][kMaxWarps];
-  const Heads& g = b.g;
-  const int64_t begin = blockIdx.x * g.rows / gridDim.x, end = (blockIdx.x + int64_t{1}) * g.rows / gridDim.x;
-  float* partial = b.partial + blockIdx.x * int64_t{g.heads + g.kv_heads} * g.width;
-  each_pair(g, [&](int h, int i) { Pairs<1, 1>{}.store_to(partial + h * g.width, g, i); });
-  for (int64_t t = begin; t < end; ++t) {
-    const T* row = b.qkv + t * g.per_row() * g.width;
-    T* dx_row = b.dqkv + t * g.per_row() * g.width;
-    const float* angles = angles_at(g, g.pos[t]);
+  __shared__ float shared[2][kMaxWarps][2];
+  const Rows<T>& in = b.in;
+  const Heads& g = in.g;
+  each_pair(in, [&](int h, int i) { Pair{}.store_to(b.partial_of_block() + h, g, i); });
+  for (int64_t t = b.begin(blockIdx.x); t < b.begin(blockIdx.x + int64_t{1}); ++t) {
+    const T *x_row = in.qkv + t * in.columns() + in.first(), *dy_row = b.part() + t * in.heads() * g.width;
+    T* dx_row = b.dqkv + t * in.columns();
+    const float* angles = in.angles(g.pos[t]);
     const auto gradient_of = [&](int h, int i) {
-      Pairs<1, 1> dy = pair_at(b.dy.head(g, t, h), g, i);
+      Pair dy = pair_at(dy_row + h, g, i);
       dy.turn(pair_at(angles, g, i), -1.0f);
       return dy;
     };
-    Sums<2> sums;
-    each_pair(g, [&](int h, int i) {
-      const Pairs<1, 1> x = pair_at(row + h * g.width, g, i);
-      Pairs<1, 1> dxhat = gradient_of(h, i);
-      dxhat.each(pair_at(weights_of(b, h), g, i), [](float& mine, float weight) { mine *= weight; });
-      sums.add(h < g.heads, 0, x.dot(x));
-      sums.add(h < g.heads, 1, dxhat.dot(x));
+    float squares = 0, products = 0;
+    each_pair(in, [&](int h, int i) {
+      const Pair x = pair_at(x_row + h, g, i);
+      Pair dxhat = gradient_of(h, i);
+      dxhat.each(pair_at(in.norm() + h, g, i), [](float& mine, float weight) { mine *= weight; });
+      squares += x.dot(x);
+      products += dxhat.dot(x);
     });
-    sums.add_up(shared[t % 2]);
-    each_pair(g, [&](int h, int i) {
-      const bool is_q = h < g.heads;
-      const float rstd = rstd_of(g, is_q, sums.of(is_q, 0));
-      const float mean = rstd * sums.of(is_q, 1) / static_cast<float>((is_q ? g.heads : g.kv_heads) * g.width);
-      Pairs<1, 1> xhat = pair_at(row + h * g.width, g, i), dy = gradient_of(h, i);
+    const float2 sums = block_sums(squares, products, shared[t % 2]);
+    const float rstd = in.rstd(sums.x), mean = rstd * sums.y / static_cast<float>(in.heads() * g.width);
+    each_pair(in, [&](int h, int i) {
+      Pair xhat = pair_at(x_row + h, g, i), dy = gradient_of(h, i);
       xhat.each(xhat, [&](float& mine, float) { mine *= rstd; });
-      Pairs<1, 1> dw = pair_at(partial + h * g.width, g, i);
+      Pair dw = pair_at(b.partial_of_block() + h, g, i);
       dw.add_products(dy, xhat);
-      dw.store_to(partial + h * g.width, g, i);
-      dy.each(pair_at(weights_of(b, h), g, i), [](float& mine, float weight) { mine *= weight; });
-      dy.each(xhat, [&](float& mine, float x) { mine = rstd * (mine - x * mean); });
-      dy.store_to(dx_row + h * g.width, g, i);
+      dw.store_to(b.partial_of_block() + h, g, i);
+      dy.each(pair_at(in.norm() + h, g, i), [](float& mine, float weight) { mine *= weight; });
+      xhat.each(dy, [&](float& x, float dx) { x = rstd * dx - rstd * mean * x; });
+      xhat.store_to(dx_row + in.first() + h, g, i);
     });
-    const int of_v = g.kv_heads * g.width;
-    copy_elements(dx_row + (g.heads + g.kv_heads) * g.width, b.dy.v + t * of_v, of_v);
+    copy_v(in, dx_row + in.first_of_v(), b.dv + t * in.columns_of_v());
   }
 }
 
-// How many threads a row has, and how many vectors a thread; no threads: the fallback kernels take the row.
-struct RowShape {
+// How many threads a block has, and how many vectors a thread; no threads: the fallback kernels take the rows.
+struct BlockShape {
   int threads, vectors, num_lanes;
 };
 template <class T, class... P>
-RowShape shape_of(const Heads& g, const P*... p) {
+BlockShape shape_of(const Heads& g, const P*... p) {
   constexpr int kNum = kPerVector<T>;
-  if (g.width / 2 % kNum != 0 || g.heads < g.kv_heads || !rows_are_aligned(g.width, sizeof(T), p..., g.cos_sin))
-    return {};
-  const int lanes = g.width / 2 / kNum, total = (g.heads + g.kv_heads) * lanes, whole = std::lcm(32, lanes);
+  if (g.width / 2 % kNum != 0 || !rows_are_aligned(g.width, sizeof(T), p..., g.cos_sin)) return {};
+  const int lanes = g.width / 2 / kNum, total = std::max(g.heads, g.kv_heads) * lanes, whole = std::lcm(32, lanes);
   for (const int vectors : {1, 2}) {
     const int threads = narrow<int>(div_ceil(div_ceil(total, vectors), whole) * whole);
     if (threads <= kMaxThreads) return {threads, vectors, lanes};
@@ -336,61 +366,65 @@ RowShape shape_of(const Heads& g, const P*... p) {
   return {};
 }
 
+constexpr int kFallbackThreads = 256;
+
 template <class T>
 void note_fallback(const Stream& s, const char* op, const Heads& g) {
   if (dtype_of<T> != DType::bf16) return;
-  note_fallback_kernel(
-      s, op,
-      fmt::format(
-          "norms over all heads are fast for heads of a multiple of 16, with at most 16384 columns of q and k; got {} heads of {}",
-          g.heads + g.kv_heads, g.width));
+  note_fallback_kernel(s, op,
+                       fmt::format("norms over all heads read vectors of heads of a multiple of 16, at most 16384 "
+                                   "elements together; got {} heads of {}",
+                                   g.heads, g.width));
 }
 
-constexpr int kAnyThreads = 256;
+template <class T, class Op>
+Rows<T> rows_of(const Op& a, const Tensor& q_THd, const Tensor& k_TGd) {
+  return {.qkv = a.qkv_TC.template ptr<T>(),
+          .q_norm = a.q_norm_A.template ptr<T>(),
+          .k_norm = a.k_norm_B.template ptr<T>(),
+          .g = heads_of(a, q_THd, k_TGd)};
+}
 
 }  // namespace
 
 void rope_all_heads_fwd(Stream& s, const RopeFwd& a) {
+  const dim3 blocks(static_cast<unsigned>(narrow<int>(a.qkv_TC.dim(0))), 2);
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
-    Fwd<T> f{.out = {a.q_THd.ptr<T>(), a.k_TGd.ptr<T>(), a.v_TGd.ptr<T>()},
-             .qkv = a.qkv_TC.ptr<T>(),
-             .q_norm = a.q_norm_A.ptr<T>(),
-             .k_norm = a.k_norm_B.ptr<T>(),
-             .g = heads_of(a, a.q_THd, a.k_TGd)};
-    const RowShape shape = shape_of<T>(f.g, f.out.q, f.out.k, f.out.v, f.qkv, f.q_norm, f.k_norm);
-    const auto blocks = static_cast<unsigned>(narrow<int>(f.g.rows));
+    Fwd<T> f{
+        .in = rows_of<T>(a, a.q_THd, a.k_TGd), .q = a.q_THd.ptr<T>(), .k = a.k_TGd.ptr<T>(), .v = a.v_TGd.ptr<T>()};
+    const BlockShape shape = shape_of<T>(f.in.g, f.q, f.k, f.v, f.in.qkv, f.in.q_norm, f.in.k_norm);
     if (shape.threads == 0) {
-      note_fallback<T>(s, "rope_fwd", f.g);
-      any_fwd_kernel<T><<<blocks, kAnyThreads, 0, cuda_stream(s)>>>(f);
+      note_fallback<T>(s, "rope_fwd", f.in.g);
+      any_fwd_kernel<T><<<blocks, kFallbackThreads, 0, cuda_stream(s)>>>(f);
       return;
     }
-    f.g.num_lanes = shape.num_lanes;
+    f.in.g.num_lanes = shape.num_lanes;
     const LaunchShape how{.blocks = blocks, .threads = static_cast<unsigned>(shape.threads)};
-    launch_kernel(s, f.g.rows <= kEarlyRows, how, shape.vectors == 1 ? fwd_kernel<T, 1> : fwd_kernel<T, 2>, f);
+    launch_kernel(s, f.in.g.rows <= kEarlyRows, how, shape.vectors == 1 ? fwd_kernel<T, 1> : fwd_kernel<T, 2>, f);
   });
   check_launch("rope_fwd");
 }
 
 void rope_all_heads_bwd(Stream& s, const RopeBwd& a) {
   const int64_t num_partials = a.partial_PW.dim(0), A = a.q_norm_A.numel(), B = a.k_norm_B.numel();
+  const dim3 blocks(static_cast<unsigned>(narrow<int>(num_partials)), 2);
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
-    Bwd<T> b{.dqkv = a.dqkv_TC.ptr<T>(),
-             .partial = a.partial_PW.ptr<float>(),
-             .dy = {a.dq_THd.ptr<T>(), a.dk_TGd.ptr<T>(), a.dv_TGd.ptr<T>()},
-             .qkv = a.qkv_TC.ptr<T>(),
-             .q_norm = a.q_norm_A.ptr<T>(),
-             .k_norm = a.k_norm_B.ptr<T>(),
-             .g = heads_of(a, a.dq_THd, a.dk_TGd)};
-    const RowShape shape = shape_of<T>(b.g, b.dqkv, b.partial, b.dy.q, b.dy.k, b.dy.v, b.qkv, b.q_norm, b.k_norm);
-    const auto blocks = static_cast<unsigned>(narrow<int>(num_partials));
+    Bwd<T> b{.in = rows_of<T>(a, a.dq_THd, a.dk_TGd),
+             .dq = a.dq_THd.ptr<T>(),
+             .dk = a.dk_TGd.ptr<T>(),
+             .dv = a.dv_TGd.ptr<T>(),
+             .dqkv = a.dqkv_TC.ptr<T>(),
+             .partial = a.partial_PW.ptr<float>()};
+    const BlockShape shape =
+        shape_of<T>(b.in.g, b.dq, b.dk, b.dv, b.dqkv, b.partial, b.in.qkv, b.in.q_norm, b.in.k_norm);
     if (shape.threads == 0) {
-      note_fallback<T>(s, "rope_bwd", b.g);
-      any_bwd_kernel<T><<<blocks, kAnyThreads, 0, cuda_stream(s)>>>(b);
+      note_fallback<T>(s, "rope_bwd", b.in.g);
+      any_bwd_kernel<T><<<blocks, kFallbackThreads, 0, cuda_stream(s)>>>(b);
       return;
     }
-    b.g.num_lanes = shape.num_lanes;
+    b.in.g.num_lanes = shape.num_lanes;
     (shape.vectors == 1 ? bwd_kernel<T, 1> : bwd_kernel<T, 2>)<<<blocks, shape.threads, 0, cuda_stream(s)>>>(b);
   });
   check_launch("rope_bwd");
