@@ -29,16 +29,13 @@ void check_heads(const ModelSpec& m, const DeviceUse& use) {
                   "train.micro_batch", "use a smaller train.micro_batch (--batch)");
 }
 
-void check_norms(const ModelSpec& m, const DeviceUse& use) {
-  const auto check = [](int64_t width, const char* key, const std::string& advice = "") {
-    check_gpu_limit(width, kMaxGpuNormWidth, "norms have kernels for rows of", key, advice);
+void check_norms(const ModelSpec& m) {
+  const auto check = [](int64_t width, const char* key) {
+    check_gpu_limit(width, kMaxGpuNormWidth, "norms have kernels for rows of", key);
   };
   check(m.hidden_size, "model.hidden_size");
   check(m.q_lora_rank, "model.q_lora_rank");
   check(m.kv_lora_rank, "model.kv_lora_rank");
-  // With several tp ranks each norms its own part, of any width.
-  if (m.qk_norm == QkNorm::whole && use.tp == 1)
-    check(m.q_size(), "model.num_attention_heads * head_dim with model.qk_norm = \"whole\"", "set parallel.tp");
 }
 
 }  // namespace
@@ -49,7 +46,7 @@ void check_device(const ModelSpec& m, DeviceKind device, const DeviceUse& use) {
                 m.num_experts);
   if (device != DeviceKind::cuda) return;
   check_heads(m, use);
-  check_norms(m, use);
+  check_norms(m);
 }
 
 }  // namespace moebius

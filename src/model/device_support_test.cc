@@ -47,9 +47,7 @@ std::vector<Limit> limits_of_gpus() {
        "train.micro_batch (--batch), or "},
       {[](ModelSpec& m, DeviceUse&, int64_t n) { m.hidden_size = n; }, 16384, norms("model.hidden_size")},
       {[](ModelSpec& m, DeviceUse&, int64_t n) { m.q_lora_rank = n; }, 16384, norms("model.q_lora_rank")},
-      {[](ModelSpec& m, DeviceUse&, int64_t n) { m.kv_lora_rank = n; }, 16384, norms("model.kv_lora_rank")},
-      {[](ModelSpec& m, DeviceUse&, int64_t n) { m.qk_norm = QkNorm::whole, m.num_heads = n, m.head_dim = 1; }, 16384,
-       norms("model.num_attention_heads * head_dim with model.qk_norm = \"whole\"") + "set parallel.tp, or "}};
+      {[](ModelSpec& m, DeviceUse&, int64_t n) { m.kv_lora_rank = n; }, 16384, norms("model.kv_lora_rank")}};
 }
 
 TEST(DeviceSupport, ErrorsNameKeyLimitValueAndRemedy) {
@@ -68,7 +66,7 @@ TEST(DeviceSupport, ErrorsNameKeyLimitValueAndRemedy) {
 
 TEST(DeviceSupport, TensorParallelRanksShareHeads) {
   ModelSpec m;
-  m.num_heads = 65536, m.head_dim = 2, m.qk_norm = QkNorm::whole;
+  m.num_heads = 65536, m.head_dim = 2;
   EXPECT_NE(error_of(m), "");
   EXPECT_EQ(error_of(m, {.tp = 2}), "");
 }

@@ -9,6 +9,7 @@
 #include "comm/group_cost.h"
 #include "comm/transport/transport.h"
 #include "core/block_code.h"
+#include "model/attention/gqa_params.h"
 #include "model/attention/max_logits.h"
 #include "model/moe/chunked_experts.h"
 #include "model/moe/direct_window.h"
@@ -303,7 +304,7 @@ class DryStage {
     body(step);
     return work_of(trace_, stack,
                    {.clears_experts = batch_.first_of_step && clears_experts(),
-                    .norms_heads = spec_.model.qk_norm == QkNorm::per_head,
+                    .norms_in_rope = norms_in_rope(spec_.model, spec_.mesh.tp),
                     .biases_router = spec_.model.router_bias});
   }
   // Returns whether Hopper's bf16 kernel stores the gradients of expert weights (ops/experts/sm90/expert_wgrad.cu).

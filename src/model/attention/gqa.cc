@@ -13,7 +13,6 @@
 #include "ops/clamp/clamp.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/one_token/one_token.h"
-#include "ops/qk_norm/qk_norm.h"
 #include "ops/qk_norm/qk_norm_blocks.h"
 #include "ops/rope/rope.h"
 
@@ -60,6 +59,8 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
                                                .kernels = c.kernels,
                                                .max_logits = max_logits_of(c, qkv_.param(), prefix)})),
       qk_norm_(c.model.qk_norm),
+      norms_in_rope_(norms_in_rope(c.model, tp_)),
+      norms_first_(qk_norm_ != QkNorm::none && !norms_in_rope_),
       rope_table_Pd_(c.rope_table_Pd) {
   section_G_ = kv_heads_of_section(c);
   has_forward_sections_ = section_G_ < G_ && (c.mesh.shape().cp > 1 || is_long_sequence(c, 2));
@@ -115,7 +116,7 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
   StackScope scope(step.stack);
   Tensor in_TC = normed(step, qkv_TC);
   if (clip_ > 0) {
-    const Tensor clipped_TC = qk_norm_ == QkNorm::whole ? in_TC : step.alloc(qkv_TC.shape, dtype_);
+    const Tensor clipped_TC = norms_first_ ? in_TC : step.alloc(qkv_TC.shape, dtype_);
     clamp_fwd(step.stream, {.y = clipped_TC, .x = in_TC, .limit = clip_});
     in_TC = clipped_TC;
   }
@@ -123,15 +124,14 @@ void Gqa::split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const {
 }
 
 RopeFwd Gqa::rotation(const Step& step, const Qkv& out, Tensor in_TC) const {
-  const bool per_head = qk_norm_ == QkNorm::per_head;
   return {.q_THd = out.q_THd,
           .k_TGd = out.k_TGd,
           .v_TGd = out.v_TGd,
           .qkv_TC = in_TC,
           .pos_T = step.batch.pos_T.rows(0, in_TC.dim(0)),
           .cos_sin_Pd = rope_table_Pd_,
-          .q_norm_d = per_head ? q_norm_->w : Tensor{},
-          .k_norm_d = per_head ? k_norm_->w : Tensor{},
+          .q_norm_A = norms_in_rope_ ? q_norm_->w : Tensor{},
+          .k_norm_B = norms_in_rope_ ? k_norm_->w : Tensor{},
           .eps = eps_};
 }
 
@@ -225,8 +225,7 @@ void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T, const Attention::Input
 void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const {
   const int64_t T = qkv_TC.dim(0);
   StackScope scope(step.stack);
-  const bool whole = qk_norm_ == QkNorm::whole;
-  RopeBwd rope{.dqkv_TC = whole ? step.alloc(qkv_TC.shape, dtype_) : dqkv_TC,
+  RopeBwd rope{.dqkv_TC = dqkv_TC,
                .dq_THd = grads.q_THd,
                .dk_TGd = grads.k_TGd,
                .dv_TGd = grads.v_TGd,
@@ -234,33 +233,27 @@ void Gqa::rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC
                .pos_T = step.batch.pos_T.rows(0, T),
                .cos_sin_Pd = rope_table_Pd_,
                .eps = eps_};
-  if (qk_norm_ == QkNorm::per_head) {
-    rope.dq_norm_d = gradient_or_scratch(step, *q_norm_);
-    rope.dk_norm_d = gradient_or_scratch(step, *k_norm_);
-    rope.q_norm_d = q_norm_->w;
-    rope.k_norm_d = k_norm_->w;
-    rope.partial_P2d = step.alloc({RopeBwd::num_partials(T, step.stream), 2 * d_}, DType::f32);
+  if (norms_in_rope_) {
+    rope.dq_norm_A = gradient_or_scratch(step, *q_norm_);
+    rope.dk_norm_B = gradient_or_scratch(step, *k_norm_);
+    rope.q_norm_A = q_norm_->w;
+    rope.k_norm_B = k_norm_->w;
+    const int64_t width = q_norm_->w.numel() + k_norm_->w.numel();
+    rope.partial_PW = step.alloc({RopeBwd::num_partials(rope, step.stream), width}, DType::f32);
   }
   rope_bwd(step.stream, rope);
   // The values before clipping show which elements were clipped. They are recomputed, since only
   // the product is kept.
-  if (clip_ > 0)
-    clamp_bwd(step.stream, {.dx = rope.dqkv_TC, .dy = rope.dqkv_TC, .x = normed(step, qkv_TC), .limit = clip_});
-  if (whole) whole_norm_bwd(step, dqkv_TC, rope.dqkv_TC, qkv_TC);
+  if (clip_ > 0) {
+    StackScope clipped(step.stack);
+    clamp_bwd(step.stream, {.dx = dqkv_TC, .dy = dqkv_TC, .x = normed(step, qkv_TC), .limit = clip_});
+  }
+  if (norms_first_) norm_first_bwd(step, dqkv_TC, qkv_TC);
 }
 
 Tensor Gqa::normed(Step& step, Tensor qkv_TC) const {
-  if (qk_norm_ != QkNorm::whole) return qkv_TC;
+  if (!norms_first_) return qkv_TC;
   const Tensor normed_TC = step.alloc(qkv_TC.shape, dtype_);
-  whole_norm(step, normed_TC, qkv_TC);
-  return normed_TC;
-}
-
-void Gqa::whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const {
-  if (tp_ == 1) {
-    return qk_norm_fwd(
-        step.stream, {.y_TC = normed_TC, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .eps = eps_});
-  }
   StackScope scope(step.stack);
   const Tensor sums_T2 = step.alloc({qkv_TC.dim(0), 2}, DType::f32);
   qk_norm_sums(step.stream, {.sums_TS = sums_T2, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w});
@@ -272,33 +265,17 @@ void Gqa::whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const {
                                   .sums_T2 = sums_T2,
                                   .num_ranks = tp_,
                                   .eps = eps_});
+  return normed_TC;
 }
 
-void Gqa::whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
-  if (tp_ > 1) return whole_norm_block_bwd(step, dqkv_TC, dnormed_TC, qkv_TC);
-  const int64_t A = H_ * d_, B = G_ * d_, P = QkNormBwd::num_partials(qkv_TC.dim(0), A, B, step.stream);
-  const Tensor partial_PW = step.alloc({P, A + B}, DType::f32);
-  qk_norm_bwd(step.stream, {.dx_TC = dqkv_TC,
-                            .dq_norm_A = gradient_or_scratch(step, *q_norm_),
-                            .dk_norm_B = gradient_or_scratch(step, *k_norm_),
-                            .partial_PW = partial_PW,
-                            .dy_TC = dnormed_TC,
-                            .x_TC = qkv_TC,
-                            .q_norm_A = q_norm_->w,
-                            .k_norm_B = k_norm_->w,
-                            .eps = eps_});
-}
-
-void Gqa::whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const {
+void Gqa::norm_first_bwd(Step& step, Tensor dqkv_TC, Tensor qkv_TC) const {
   const Tensor sums_T4 = step.alloc({qkv_TC.dim(0), 4}, DType::f32);
-  qk_norm_sums(
-      step.stream,
-      {.sums_TS = sums_T4, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .dy_TC = dnormed_TC});
+  qk_norm_sums(step.stream,
+               {.sums_TS = sums_T4, .x_TC = qkv_TC, .q_norm_A = q_norm_->w, .k_norm_B = k_norm_->w, .dy_TC = dqkv_TC});
   tp_group_.all_reduce_sum(step.stream, sums_T4);
   qk_norm_block_bwd(step.stream, {.dx_TC = dqkv_TC,
                                   .dq_norm_A = gradient_or_scratch(step, *q_norm_),
                                   .dk_norm_B = gradient_or_scratch(step, *k_norm_),
-                                  .dy_TC = dnormed_TC,
                                   .x_TC = qkv_TC,
                                   .q_norm_A = q_norm_->w,
                                   .k_norm_B = k_norm_->w,

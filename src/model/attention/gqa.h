@@ -64,8 +64,7 @@ class Gqa {
   // Computes the attention of the queries of a run over all keys and values of its sequence.
   void attend_cached(Step& step, Tensor o_THd, Tensor q_THd, Tensor k_UGd, Tensor v_UGd) const;
   void split_and_rotate(Step& step, const Qkv& out, Tensor qkv_TC) const;
-  RopeFwd rotation(const Step& step, const Qkv& out,
-                   Tensor in_TC) const;  // in: after the norm over all heads and clipping
+  RopeFwd rotation(const Step& step, const Qkv& out, Tensor in_TC) const;  // in: normed() and clipped
   // Recomputes qkv on the step stack if it is neither kept nor held since recompute().
   void project_again(Step& step, const Attention::Input& x, Saved& saved) const;
   void attend_bwd(Step& step, Saved& saved, int64_t tokens, const Attention::Input& x) const;  // dqkv from dy
@@ -86,10 +85,8 @@ class Gqa {
   template <class F>
   void for_each_part(const HeadRange& kv, F&& fn) const;  // fn(first column of all, first of the section, columns)
   void rotate_bwd(Step& step, Tensor dqkv_TC, const Qkv& grads, Tensor qkv_TC) const;  // adds the norms' gradients
-  Tensor normed(Step& step, Tensor qkv_TC) const;  // the norm over all heads, on the step stack; else qkv itself
-  void whole_norm(Step& step, Tensor normed_TC, Tensor qkv_TC) const;
-  void whole_norm_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
-  void whole_norm_block_bwd(Step& step, Tensor dqkv_TC, Tensor dnormed_TC, Tensor qkv_TC) const;
+  Tensor normed(Step& step, Tensor qkv_TC) const;  // on the step stack where norms_first_; else qkv itself
+  void norm_first_bwd(Step& step, Tensor dqkv_TC, Tensor qkv_TC) const;  // dqkv: the gradient of normed(), then of qkv
 
   int64_t tp_, T_, H_, G_, d_, window_;  // T: of a micro-batch on all tp ranks; H, G: of this rank
   bool is_long_;                         // model/layers/row_chunks.h
@@ -105,6 +102,7 @@ class Gqa {
   std::unique_ptr<ContextParallel> context_parallel_;
   std::optional<Bias> qkv_bias_, o_bias_;
   QkNorm qk_norm_;
+  bool norms_in_rope_, norms_first_;  // by which ops q and k are normalised; neither without norms
   const Param *q_norm_ = nullptr, *k_norm_ = nullptr, *sinks_ = nullptr;
   const Tensor& rope_table_Pd_;
 };

@@ -84,4 +84,8 @@ ParamSpec qk_norm_spec(const LayerContext& c, const std::string& name, int64_t h
           .grad_axis = whole ? Axis::dp_cp : Axis::tp_cp_dp};
 }
 
+bool norms_in_rope(const ModelSpec& m, int64_t tp) {
+  return m.qk_norm == QkNorm::per_head || (m.qk_norm == QkNorm::whole && tp == 1 && m.clip_qkv == 0);
+}
+
 }  // namespace moebius

@@ -70,8 +70,8 @@ void check(const RotatedAttention& a) {
   check_tensor(who, "sequence", x.sequence_N, DType::i32, {N});
   check_tensor(who, "qkv", a.rope.qkv_TC, dtype, {N, (H + 2 * G) * d});
   check_tensor(who, "the table", a.rope.cos_sin_Pd, DType::f32, {a.rope.cos_sin_Pd.dim(0), d});
-  if (!a.rope.q_norm_d.empty()) check_tensor(who, "q_norm", a.rope.q_norm_d, dtype, {d});
-  if (!a.rope.k_norm_d.empty()) check_tensor(who, "k_norm", a.rope.k_norm_d, dtype, {d});
+  if (!a.rope.q_norm_A.empty()) check_tensor(who, "q_norm", a.rope.q_norm_A, dtype, {d});
+  if (!a.rope.k_norm_B.empty()) check_tensor(who, "k_norm", a.rope.k_norm_B, dtype, {d});
 }
 
 void check(const TokenExperts& a) {

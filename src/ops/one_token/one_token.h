@@ -21,8 +21,8 @@ struct NormGemm {
 void norm_gemm(Stream& s, const NormGemm& a);
 
 // rope_fwd(rope), then cached_attention_fwd(attention), whose q, k and v are those of rope. Where one kernel does both,
-// these three are not written; elsewhere the two ops run. REQUIRES: the weights of the norms were written before the
-// previous kernel began.
+// these three are not written; elsewhere the two ops run. REQUIRES: norms of rope are those of each head, and their
+// weights were written before the previous kernel began.
 struct RotatedAttention {
   CachedAttentionFwd attention;
   RopeFwd rope;

@@ -130,8 +130,8 @@ class AttentionOfToken {
                      .qkv_TC = qkv_.tensor(),
                      .pos_T = pos_.tensor(),
                      .cos_sin_Pd = table_.tensor(),
-                     .q_norm_d = q_norm_.tensor(),
-                     .k_norm_d = k_norm_.tensor(),
+                     .q_norm_A = q_norm_.tensor(),
+                     .k_norm_B = k_norm_.tensor(),
                      .eps = 1e-6f}};
   }
   std::vector<std::vector<unsigned char>> results() const {

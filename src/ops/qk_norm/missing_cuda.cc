@@ -4,8 +4,6 @@
 
 namespace moebius::cuda {
 
-void qk_norm_fwd(Stream&, const QkNormFwd&) { missing_cuda("qk_norm_fwd"); }
-void qk_norm_bwd(Stream&, const QkNormBwd&) { missing_cuda("qk_norm_bwd"); }
 void qk_norm_sums(Stream&, const QkNormSums&) { missing_cuda("qk_norm_sums"); }
 void qk_norm_block_fwd(Stream&, const QkNormBlockFwd&) { missing_cuda("qk_norm_block_fwd"); }
 void qk_norm_block_bwd(Stream&, const QkNormBlockBwd&) { missing_cuda("qk_norm_block_bwd"); }

@@ -6,23 +6,17 @@
 
 namespace moebius {
 
-struct QkNormFwd;
-struct QkNormBwd;
 struct QkNormSums;
 struct QkNormBlockFwd;
 struct QkNormBlockBwd;
 
 namespace cpu {
-void qk_norm_fwd(Stream& s, const QkNormFwd& a);
-void qk_norm_bwd(Stream& s, const QkNormBwd& a);
 void qk_norm_sums(Stream& s, const QkNormSums& a);
 void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);
 }  // namespace cpu
 
 namespace cuda {
-void qk_norm_fwd(Stream& s, const QkNormFwd& a);
-void qk_norm_bwd(Stream& s, const QkNormBwd& a);
 void qk_norm_sums(Stream& s, const QkNormSums& a);
 void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a);
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a);

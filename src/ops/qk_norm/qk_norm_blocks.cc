@@ -16,7 +16,15 @@ void check(const char* who, const Op& a) {
   check_tensor(who, "x", a.x_TC, dtype, {a.x_TC.dim(0), a.q_norm_A.numel() + 2 * a.k_norm_B.numel()});
 }
 
-double bytes_of(const Tensor& x, int passes) { return static_cast<double>(passes * x.num_bytes()); }
+// Returns the elements of q and k.
+template <class Op>
+int64_t normed_elements(const Op& a) {
+  return a.x_TC.dim(0) * (a.q_norm_A.numel() + a.k_norm_B.numel());
+}
+
+double bytes_of(int64_t elements, DType dtype, int passes) {
+  return static_cast<double>(passes * elements * size_of(dtype));
+}
 
 }  // namespace
 
@@ -26,7 +34,7 @@ void qk_norm_sums(Stream& s, const QkNormSums& a) {
   check(who, a);
   check_tensor(who, "sums", a.sums_TS, DType::f32, {a.x_TC.dim(0), with_dy ? 4 : 2});
   if (with_dy) check_tensor(who, "dy", a.dy_TC, a.x_TC.dtype, a.x_TC.shape);
-  OpScope scope(s, who, {2.0 * a.x_TC.numel(), bytes_of(a.x_TC, a.dy_TC.empty() ? 1 : 2)});
+  OpScope scope(s, who, {2.0 * normed_elements(a), bytes_of(normed_elements(a), a.x_TC.dtype, with_dy ? 2 : 1)});
   if (a.x_TC.empty()) return;
   run_on_device(s, cpu::qk_norm_sums, cuda::qk_norm_sums, a);
 }
@@ -36,7 +44,7 @@ void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a) {
   check(who, a);
   check_tensor(who, "y", a.y_TC, a.x_TC.dtype, a.x_TC.shape);
   check_tensor(who, "sums", a.sums_T2, DType::f32, {a.x_TC.dim(0), 2});
-  OpScope scope(s, who, {2.0 * a.x_TC.numel(), bytes_of(a.x_TC, 2)});
+  OpScope scope(s, who, {2.0 * normed_elements(a), bytes_of(a.x_TC.numel(), a.x_TC.dtype, 2)});
   if (a.x_TC.empty()) return;
   run_on_device(s, cpu::qk_norm_block_fwd, cuda::qk_norm_block_fwd, a);
 }
@@ -45,11 +53,11 @@ void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
   const char* who = "qk_norm_block_bwd";
   check(who, a);
   check_tensor(who, "dx", a.dx_TC, a.x_TC.dtype, a.x_TC.shape);
-  check_tensor(who, "dy", a.dy_TC, a.x_TC.dtype, a.x_TC.shape);
   check_tensor(who, "dq_norm", a.dq_norm_A, DType::f32, a.q_norm_A.shape);
   check_tensor(who, "dk_norm", a.dk_norm_B, DType::f32, a.k_norm_B.shape);
   check_tensor(who, "sums", a.sums_T4, DType::f32, {a.x_TC.dim(0), 4});
-  OpScope scope(s, who, {8.0 * a.x_TC.numel(), bytes_of(a.x_TC, 3)});
+  // The gradients of the weights read dy and x too.
+  OpScope scope(s, who, {8.0 * normed_elements(a), bytes_of(normed_elements(a), a.x_TC.dtype, 5)});
   if (a.x_TC.empty()) return;
   run_on_device(s, cpu::qk_norm_block_bwd, cuda::qk_norm_block_bwd, a);
 }

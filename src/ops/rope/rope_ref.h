@@ -9,7 +9,7 @@
 
 namespace moebius::ref {
 
-// x is [T, heads, d]; w may be empty.
+// x is [T, heads, d]. w has d elements, or those of all heads, which are then normalised together; or it is empty.
 struct Rope {
   std::vector<double> pos, w;
   int64_t heads, width;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/attention/gqa_params.h"
 #include "model/attention/token_runs.h"
 
 namespace moebius {
@@ -32,11 +33,21 @@ double width_of_norm(const OpWork& op, double rows) {
   return op.cost.flops / static_cast<double>(op.calls) / 10 / rows;
 }
 
+// With norms over all heads a block takes several rows in turn, each with sums over its lanes and then over its warps
+// (ops/rope/cuda/all_heads.cu).
+CriticalPath rope_bwd_path_of_all_heads(double rows) {
+  const double parts = std::min(rows, 264.0), in_turn = ceil_div(rows, parts);
+  CriticalPath path{.loads = in_turn, .on_chip = in_turn * 2 * (kLaneSteps + 1)};
+  for (int i = 0; i < 2; ++i) path += add_rows_path(parts);
+  return path;
+}
+
 // A block has 16 rows, and its groups of lanes take up to eight neighbouring heads of q, k and v in turn. With norms of
 // heads each thread then adds the parts of all groups for its columns, in two halves (ops/rope/cuda/rope.cu).
 CriticalPath rope_bwd_path(const TimeContext& c, double rows) {
   const ModelSpec& m = c.spec.model;
   if (m.is_latent()) return {};
+  if (m.qk_norm == QkNorm::whole && norms_in_rope(m, c.spec.mesh.tp)) return rope_bwd_path_of_all_heads(rows);
   constexpr double kHeads = 8, kThreads = 256, kPairs = 8;
   const double tp = static_cast<double>(c.spec.mesh.tp), heads = static_cast<double>(m.num_heads) / tp,
                kv_heads = std::max(1.0, static_cast<double>(m.num_kv_heads) / tp);

@@ -68,6 +68,16 @@ TEST(CriticalPath, OfRopeIsLongerWithNormsOfHeads) {
             2 * critical_path(plain.context(), call_of("rope_bwd")).seconds());
 }
 
+// 4096 rows have 264 parts: 16 rows of a block, and for each weight 3 batches of eight loads in 16 strips.
+TEST(CriticalPath, OfRopeTakesRowsInTurnWithNormsOfAllHeads) {
+  const Planned all = planned({"model.qk_norm=\"whole\""}), plain = planned({"model.qk_norm=false"});
+  EXPECT_EQ(critical_path(all.context(), call_of("rope_bwd")).loads, 16 + 2 * 3);
+  Planned shared = planned({"model.qk_norm=\"whole\""});
+  shared.spec.mesh.tp = 2;
+  EXPECT_LE(critical_path(shared.context(), call_of("rope_bwd")).seconds(),
+            critical_path(plain.context(), call_of("rope_bwd")).seconds());
+}
+
 // The demo's experts have 128 columns, so 4 boxes of 32; a tile has at most 8. Portable kernels have other loops.
 TEST(CriticalPath, GatedGradientsTakeTheBoxesOfATileInTurn) {
   const Planned p = planned({}), portable = planned({"run.kernels=\"portable\""});

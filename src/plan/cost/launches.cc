@@ -8,7 +8,7 @@ namespace moebius {
 
 int64_t launches_of(const std::string& op, const LaunchesOfPass& pass) {
   if (op == "expert_wgrad") return pass.clears_experts ? 2 : 1;
-  if (op == "rope_bwd") return pass.norms_heads ? 3 : 1;
+  if (op == "rope_bwd") return pass.norms_in_rope ? 3 : 1;
   // dlogits and weights in parts, two products, and sums of dw; and of the bias, in parts and of these.
   if (op == "router_logits_bwd") return pass.biases_router ? 7 : 5;
   using Entry = std::pair<std::string_view, int64_t>;
@@ -23,7 +23,7 @@ int64_t launches_of(const std::string& op, const LaunchesOfPass& pass) {
       Entry{"lm_logits_block", 2},    // the product, and figures of each row
       Entry{"lm_loss", 4},            // three products, and the loss between them
       Entry{"lm_loss_block", 3},      // the loss, and two products
-      Entry{"qk_norm_bwd", 3},        // rows, and the gradients of both weights
+      Entry{"qk_norm_block_bwd", 3},  // the gradients of both weights, and rows
       Entry{"rms_norm_bwd", 2},       // rows, and the gradient of the weight
       Entry{"route_fwd", 3},          // choices, sums of counts, and places
       Entry{"router_logits_fwd", 2},  // weights in parts, and the product

@@ -10,8 +10,8 @@ struct LaunchesOfPass {
   // The pass stores gradients of expert weights with Hopper's bf16 kernel, so another one clears those of experts
   // without rows. Products that add to gradients have none to clear, and other kernels write all of them.
   bool clears_experts = false;
-  // The heads of q and k are normalised, and the backward pass of RoPE sums the gradients of both weights.
-  bool norms_heads = false;
+  // RoPE normalises q and k, and its backward pass sums the gradients of both weights.
+  bool norms_in_rope = false;
   // The router has a bias, whose gradient is summed over the tokens.
   bool biases_router = false;
 };

@@ -16,7 +16,8 @@ TEST(Launches, CountsTheKernelsOfAnOp) {
   EXPECT_EQ(launches_of("expert_wgrad", {}), 1);
   EXPECT_EQ(launches_of("expert_wgrad", {.clears_experts = true}), 2);
   EXPECT_EQ(launches_of("rope_bwd", {}), 1);
-  EXPECT_EQ(launches_of("rope_bwd", {.norms_heads = true}), 3);
+  EXPECT_EQ(launches_of("rope_bwd", {.norms_in_rope = true}), 3);
+  EXPECT_EQ(launches_of("qk_norm_block_bwd", {}), 3);
   EXPECT_EQ(launches_of("router_logits_bwd", {}), 5);
   EXPECT_EQ(launches_of("router_logits_bwd", {.biases_router = true}), 7);
   EXPECT_EQ(launches_of("sum_rows", {}), 2);
@@ -43,6 +44,24 @@ TEST(Launches, ClearExpertsOnlyWhereBf16ProductsStoreGradients) {
   EXPECT_EQ(of_gradients({"precision.compute=\"f32\""}, &PartWork::first_backward), 1);
   EXPECT_EQ(of_gradients({quantised}, &PartWork::first_backward), 1);
   EXPECT_EQ(of_gradients({quantised, plain}, &PartWork::first_backward), 2);
+}
+
+// OLMoE normalises all heads together: in RoPE, or before it where ranks share the heads, or heads are clipped.
+TEST(Launches, OfRopeCountTheGradientsOfItsNorms) {
+  PartLibrary library;
+  const auto of_backward = [&](std::vector<std::string> set, int ranks, const std::string& name) -> int64_t {
+    set.emplace_back("run.device=\"cuda\"");
+    const EngineSpec spec = planned_engine_spec(recipe("bench_olmoe_1b_7b.toml", set), ranks);
+    for (const OpWork& op : LayoutParts(library, spec).layer(0).backward.ops)
+      if (op.name == name) return op.kernels;
+    return 0;
+  };
+  EXPECT_EQ(of_backward({}, 1, "rope_bwd"), 3);
+  EXPECT_EQ(of_backward({}, 1, "qk_norm_block_bwd"), 0);
+  EXPECT_EQ(of_backward({"parallel.tp=2"}, 2, "rope_bwd"), 1);
+  EXPECT_EQ(of_backward({"parallel.tp=2"}, 2, "qk_norm_block_bwd"), 3);
+  EXPECT_EQ(of_backward({"model.clip_qkv=8"}, 1, "qk_norm_block_bwd"), 3);
+  EXPECT_EQ(of_backward({"model.qk_norm=true"}, 1, "rope_bwd"), 3);
 }
 
 // gpt-oss has a router with a bias, whose gradient is summed in the same op.

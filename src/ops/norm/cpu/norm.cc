@@ -1,11 +1,44 @@
 #include "ops/norm/norm.h"
-#include "ops/norm/cpu/norm_rows.h"
+
+#include <cmath>
+
+#include "ops/cpu/vector.h"
 #include "ops/norm/norm_backends.h"
 
 namespace moebius::cpu {
 namespace {
 
 constexpr int64_t kRows = 8;  // of a task
+
+template <class T>
+float row_rstd(const T* x, int64_t width, float eps) {
+  float squares = 0;
+#pragma omp simd reduction(+ : squares)
+  for (int64_t j = 0; j < width; ++j) squares += to_f32(x[j]) * to_f32(x[j]);
+  return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
+}
+
+// y = w * round(x * rstd).
+template <class T>
+void normalise_row(T* y, const T* x, const T* w, float rstd, int64_t width) {
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) y[j] = from_f32<T>(to_f32(w[j]) * to_f32(from_f32<T>(to_f32(x[j]) * rstd)));
+}
+
+// Adds a row's gradients to dx and to the partial dw.
+template <class T>
+void normalise_row_bwd(T* dx, float* dw, const T* dy, const T* x, const T* w, float rstd, int64_t width) {
+  float mean = 0;
+#pragma omp simd reduction(+ : mean)
+  for (int64_t j = 0; j < width; ++j) mean += to_f32(dy[j]) * to_f32(w[j]) * to_f32(x[j]);
+  mean *= rstd / static_cast<float>(width);
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) {
+    const float dyj = to_f32(dy[j]), xhat = to_f32(x[j]) * rstd;
+    dw[j] += dyj * xhat;
+    dx[j] = from_f32<T>(to_f32(dx[j]) + rstd * (dyj * to_f32(w[j]) - xhat * mean));
+  }
+}
 
 template <class T>
 void add_row(T* sum, const T* x, const T* residual, int64_t width) {
@@ -39,8 +72,8 @@ void bwd(Stream& s, const RmsNormBwd& a) {
     float* partial = a.partial_PD.ptr<float>() + p * width;
     std::fill(partial, partial + width, 0.0f);
     for (int64_t t = p * rows_per_partial; t < std::min(rows, (p + 1) * rows_per_partial); ++t) {
-      normalise_row_bwd<true>(a.dx_TD.ptr<T>() + t * width, partial, a.dy_TD.ptr<T>() + t * width,
-                              a.x_TD.ptr<T>() + t * width, a.w_D.ptr<T>(), a.rstd_T.ptr<float>()[t], width);
+      normalise_row_bwd(a.dx_TD.ptr<T>() + t * width, partial, a.dy_TD.ptr<T>() + t * width,
+                        a.x_TD.ptr<T>() + t * width, a.w_D.ptr<T>(), a.rstd_T.ptr<float>()[t], width);
     }
   });
   add_rows(s.pool(), a.dw_D.ptr<float>(), a.partial_PD.ptr<float>(), num_partials, width, width);

@@ -1,11 +1,22 @@
-// A row of an RMS norm on one block, for kernels of ops/norm and ops/qk_norm.
+// A row of an RMS norm on one block. Formulas and roundings are those of ops/norm/norm.h.
 #pragma once
 
 #include "ops/cuda/vector.h"
-#include "ops/norm/cuda/norm_rows.h"
 #include "ops/norm/norm.h"
 
 namespace moebius::cuda {
+
+template <class T>
+struct NormRowsFwd {
+  T* y;
+  T* sum = nullptr;  // only with residual
+  float* rstd;       // of each row
+  const T* x;
+  const T* residual = nullptr;
+  const T* w;
+  int64_t rows, width;
+  float eps;
+};
 
 constexpr int kMaxNormThreads = 512;
 static_assert(kMaxGpuNormWidth == 32 * kMaxNormThreads);
@@ -29,7 +40,7 @@ __device__ __forceinline__ float row_rstd(const float (&x)[kVectors][kNum], int6
 // elements a thread; the bits depend on their number, and not on that of the others. All threads of the block call it.
 template <class T, int kNum, int kVectors>
 __device__ __forceinline__ void norm_row_fwd(const NormRowsFwd<T>& a, int64_t index, int lanes, float* shared) {
-  const int64_t row = index * a.ld;
+  const int64_t row = index * a.width;
   const int lane = static_cast<int>(threadIdx.x);
   const auto column = [&](int v) { return (v * lanes + lane) * kNum; };
   const auto is_inside = [&](int v) { return lane < lanes && column(v) < a.width; };
@@ -52,7 +63,7 @@ __device__ __forceinline__ void norm_row_fwd(const NormRowsFwd<T>& a, int64_t in
     if (is_inside(v)) store(a.sum + row + column(v), x[v]);
   }
   const float rstd = row_rstd(x, a.width, a.eps, shared);
-  if (threadIdx.x == 0 && a.rstd) a.rstd[index] = rstd;
+  if (threadIdx.x == 0) a.rstd[index] = rstd;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     if (!is_inside(v)) continue;

@@ -85,7 +85,6 @@ inline NormRowsFwd<bf16> norm_args(const RmsNormFwd& a) {
           .w = a.w_D.ptr<bf16>(),
           .rows = 1,
           .width = width,
-          .ld = width,
           .eps = a.eps};
 }
 

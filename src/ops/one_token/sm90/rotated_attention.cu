@@ -80,8 +80,8 @@ bool takes_attention(const RotatedAttention& a) {
   if (x.q_NHd.dtype != DType::bf16 || x.q_NHd.dim(0) != 1 || x.q_NHd.dim(2) != kWidth || H / G % kHeads != 0)
     return false;
   return num_cached_pieces(x) <= cached::kMaxCluster &&
-         rows_are_aligned(kWidth, 2, x.k_UGd.data, x.v_UGd.data, rope.qkv_TC.data, rope.q_norm_d.data,
-                          rope.k_norm_d.data, rope.cos_sin_Pd.data);
+         rows_are_aligned(kWidth, 2, x.k_UGd.data, x.v_UGd.data, rope.qkv_TC.data, rope.q_norm_A.data,
+                          rope.k_norm_B.data, rope.cos_sin_Pd.data);
 }
 
 const bf16* norm_of(const Tensor& w) { return w.empty() ? nullptr : w.ptr<bf16>(); }
@@ -111,8 +111,8 @@ void run_attention(Stream& s, const RotatedAttention& op) {
                    .window = std::min(a.window, a.max_tokens),
                    .scale = a.scale};
   const Rotation r{.qkv = rope.qkv_TC.ptr<bf16>(),
-                   .q_norm = norm_of(rope.q_norm_d),
-                   .k_norm = norm_of(rope.k_norm_d),
+                   .q_norm = norm_of(rope.q_norm_A),
+                   .k_norm = norm_of(rope.k_norm_B),
                    .g = {.rows = 1,
                          .positions = rope.cos_sin_Pd.dim(0),
                          .heads = H,

@@ -87,8 +87,7 @@ void fwd(Stream& s, const QkNormBlockFwd& a) {
 
 template <class T>
 void bwd_rows(Stream& s, const QkNormBlockBwd& a) {
-  const int64_t C = a.x_TC.dim(1), B = a.k_norm_B.numel();
-  const T *x = a.x_TC.ptr<T>(), *dy = a.dy_TC.ptr<T>();
+  const T* x = a.x_TC.ptr<T>();
   T* dx = a.dx_TC.ptr<T>();
   for_each_row(s, a.x_TC, [&](int64_t t, int64_t row) {
     const float* sum = a.sums_T4.ptr<float>() + 4 * t;
@@ -99,10 +98,9 @@ void bwd_rows(Stream& s, const QkNormBlockBwd& a) {
 #pragma omp simd
       for (int64_t j = 0; j < p.width; ++j) {
         const int64_t at = row + p.begin + j;
-        dx[at] = from_f32<T>(rstd * (to_f32(dy[at]) * to_f32(w[j]) - to_f32(x[at]) * rstd * mean));
+        dx[at] = from_f32<T>(rstd * (to_f32(dx[at]) * to_f32(w[j]) - to_f32(x[at]) * rstd * mean));
       }
     }
-    std::memcpy(dx + row + C - B, dy + row + C - B, B * sizeof(T));
   });
 }
 
@@ -112,7 +110,7 @@ void bwd_weight_columns(const QkNormBlockBwd& a, const Part& p, float* dw, int64
   for (int64_t t = 0; t < a.x_TC.dim(0); ++t) {
     const float rstd = rstd_of(a, p, a.sums_T4.ptr<float>()[4 * t + p.index]);
     const int64_t row = t * a.x_TC.dim(1) + p.begin;
-    const T *x = a.x_TC.ptr<T>() + row, *dy = a.dy_TC.ptr<T>() + row;
+    const T *x = a.x_TC.ptr<T>() + row, *dy = a.dx_TC.ptr<T>() + row;
 #pragma omp simd
     for (int64_t j = begin; j < end; ++j) dw[j] += to_f32(dy[j]) * (to_f32(x[j]) * rstd);
   }
@@ -131,12 +129,12 @@ void qk_norm_block_fwd(Stream& s, const QkNormBlockFwd& a) {
 void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
   with_float_type(a.x_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
-    bwd_rows<T>(s, a);
     for (const Part& p : parts_of(a)) {
       float* dw = (p.index == 0 ? a.dq_norm_A : a.dk_norm_B).ptr<float>();
       parallel_rows(s.pool(), p.width, 128,
                     [&](int64_t begin, int64_t end) { bwd_weight_columns<T>(a, p, dw, begin, end); });
     }
+    bwd_rows<T>(s, a);  // last, since it overwrites dy
   });
 }
 

@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(Rows<T> a) {
 
 // Copies the columns of v unchanged.
 template <int kNum, class T>
-__device__ __forceinline__ void copy_v(const Rows<T>& a, const T* from, int64_t row) {
+__device__ __forceinline__ void copy_v(const Rows<T>& a, int64_t row) {
   const int64_t begin = (row + 1) * a.width() - a.B;
   each_vector<kNum>(a.B, [&](int j) {
     float v[kNum];
-    load(v, from + begin + j);
+    load(v, a.x + begin + j);
     store(a.out + begin + j, v);
   });
 }
@@ -90,7 +90,7 @@ template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads) fwd_kernel(Rows<T> a) {
   const int part = blockIdx.y;
   const int64_t row = blockIdx.x, begin = a.begin(row, part);
-  if (part == 2) return copy_v<kNum>(a, a.x, row);
+  if (part == 2) return copy_v<kNum>(a, row);
   const float rstd = a.rstd(row, part);
   each_vector<kNum>(a.part_width(part), [&](int j) {
     float x[kNum], w[kNum];
@@ -102,11 +102,11 @@ __global__ void __launch_bounds__(kThreads) fwd_kernel(Rows<T> a) {
   });
 }
 
+// The grid is [row, part]. out is dy.
 template <int kNum, class T>
 __global__ void __launch_bounds__(kThreads) bwd_kernel(Rows<T> a) {
   const int part = blockIdx.y;
   const int64_t row = blockIdx.x, begin = a.begin(row, part);
-  if (part == 2) return copy_v<kNum>(a, a.dy, row);
   const float rstd = a.rstd(row, part), mean = rstd * a.sums[row * a.num_sums + 2 + part] / a.all(part);
   each_vector<kNum>(a.part_width(part), [&](int j) {
     float x[kNum], dy[kNum], w[kNum];
@@ -184,15 +184,15 @@ void qk_norm_block_bwd(Stream& s, const QkNormBlockBwd& a) {
   with_float_type(a.x_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(a);
-    rows.out = a.dx_TC.ptr<T>(), rows.dy = a.dy_TC.ptr<T>(), rows.sums = a.sums_T4.ptr<float>(), rows.num_sums = 4;
+    rows.out = a.dx_TC.ptr<T>(), rows.dy = rows.out, rows.sums = a.sums_T4.ptr<float>(), rows.num_sums = 4;
     rows.num_ranks = narrow<int>(a.num_ranks), rows.eps = a.eps;
-    with_vectors(s, "qk_norm_block_bwd", rows, [&](auto num) {
-      bwd_kernel<num.value><<<dim3(narrow<int>(rows.rows), 3), kThreads, 0, cuda_stream(s)>>>(rows);
-    });
-    check_launch("qk_norm_block_bwd");
     const dim3 threads(kColumns, kStrips);
     weight_kernel<<<num_blocks(rows.A, kColumns), threads, 0, cuda_stream(s)>>>(rows, a.dq_norm_A.ptr<float>(), 0);
     weight_kernel<<<num_blocks(rows.B, kColumns), threads, 0, cuda_stream(s)>>>(rows, a.dk_norm_B.ptr<float>(), 1);
+    // This kernel is last, since it overwrites dy.
+    with_vectors(s, "qk_norm_block_bwd", rows, [&](auto num) {
+      bwd_kernel<num.value><<<dim3(narrow<int>(rows.rows), 2), kThreads, 0, cuda_stream(s)>>>(rows);
+    });
   });
   check_launch("qk_norm_block_bwd");
 }

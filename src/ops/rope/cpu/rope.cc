@@ -20,21 +20,24 @@ float rstd_of(const T* x, int64_t width, float eps) {
   return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
 }
 
-// Computes one head: y = rotate(w * round(x rstd)), or rotate(x) without w.
+// Computes one head: y = rotate(x).
 template <class T>
-void fwd_head(T* y, const T* x, const T* w, const float* cos_sin, int64_t width, float eps) {
+void fwd_head(T* y, const T* x, const float* cos_sin, int64_t width) {
   const int64_t half = width / 2;
   const float* sin = cos_sin + half;
-  if (!w) {
 #pragma omp simd
-    for (int64_t i = 0; i < half; ++i) {
-      const float a = to_f32(x[i]), b = to_f32(x[i + half]);
-      y[i] = from_f32<T>(a * cos_sin[i] - b * sin[i]);
-      y[i + half] = from_f32<T>(b * cos_sin[i] + a * sin[i]);
-    }
-    return;
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = to_f32(x[i]), b = to_f32(x[i + half]);
+    y[i] = from_f32<T>(a * cos_sin[i] - b * sin[i]);
+    y[i + half] = from_f32<T>(b * cos_sin[i] + a * sin[i]);
   }
-  const float rstd = rstd_of(x, width, eps);
+}
+
+// With norm: y = rotate(w * round(x rstd)).
+template <class T>
+void fwd_head_norm(T* y, const T* x, const T* w, const float* cos_sin, int64_t width, float rstd) {
+  const int64_t half = width / 2;
+  const float* sin = cos_sin + half;
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const float a = to_f32(w[i]) * to_f32(from_f32<T>(to_f32(x[i]) * rstd));
@@ -57,21 +60,27 @@ void bwd_head(T* dx, const T* dy, const float* cos_sin, int64_t width) {
   }
 }
 
-// With norm: g = dy rotated back; dw += g xhat; dx = rstd (g w - xhat mean(g w xhat)).
+// Returns the sum of g w x over one head, where g is dy rotated back.
 template <class T>
-void bwd_head_norm(T* dx, float* dw, const T* dy, const T* x, const T* w, const float* cos_sin, int64_t width,
-                   float eps) {
+float sum_of_products(const T* dy, const T* x, const T* w, const float* cos_sin, int64_t width) {
   const int64_t half = width / 2;
   const float* sin = cos_sin + half;
-  const float rstd = rstd_of(x, width, eps);
-  float mean = 0;
-#pragma omp simd reduction(+ : mean)
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < half; ++i) {
     const float a = to_f32(dy[i]), b = to_f32(dy[i + half]);
-    mean += (a * cos_sin[i] + b * sin[i]) * to_f32(w[i]) * to_f32(x[i]);
-    mean += (b * cos_sin[i] - a * sin[i]) * to_f32(w[i + half]) * to_f32(x[i + half]);
+    sum += (a * cos_sin[i] + b * sin[i]) * to_f32(w[i]) * to_f32(x[i]);
+    sum += (b * cos_sin[i] - a * sin[i]) * to_f32(w[i + half]) * to_f32(x[i + half]);
   }
-  mean *= rstd / static_cast<float>(width);
+  return sum;
+}
+
+// With norm: dw += g xhat; dx = rstd (g w - xhat mean), where mean is that of g w xhat over what is normalised together.
+template <class T>
+void bwd_head_norm(T* dx, float* dw, const T* dy, const T* x, const T* w, const float* cos_sin, int64_t width,
+                   float rstd, float mean) {
+  const int64_t half = width / 2;
+  const float* sin = cos_sin + half;
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     const float a = to_f32(dy[i]), b = to_f32(dy[i + half]);
@@ -89,42 +98,90 @@ const float* table_row(const Tensor& cos_sin_Pd, int32_t pos) {
   return cos_sin_Pd.ptr<float>() + pos * cos_sin_Pd.dim(1);
 }
 
+// The heads of q or of k in a row. Weights of more elements than a head are those of all heads together.
+struct RowHeads {
+  int64_t heads, width;
+  const Tensor& norm;
+  const float* cos_sin;
+  float eps;
+
+  bool is_norm_of_all() const { return norm.numel() > width; }
+  // Calls fn(first head, heads) for the heads that are normalised together.
+  template <class F>
+  void each_normed(F&& fn) const {
+    if (is_norm_of_all()) return fn(int64_t{0}, heads);
+    for (int64_t h = 0; h < heads; ++h) fn(h, int64_t{1});
+  }
+  template <class T>
+  const T* weights(int64_t h) const {
+    return norm.ptr<T>() + (is_norm_of_all() ? h * width : 0);
+  }
+};
+
+template <class T>
+void fwd_heads(const RowHeads& r, T* y, const T* x) {
+  if (r.norm.empty()) {
+    for (int64_t h = 0; h < r.heads; ++h) fwd_head(y + h * r.width, x + h * r.width, r.cos_sin, r.width);
+    return;
+  }
+  r.each_normed([&](int64_t first, int64_t count) {
+    const float rstd = rstd_of(x + first * r.width, count * r.width, r.eps);
+    for (int64_t h = first; h < first + count; ++h)
+      fwd_head_norm(y + h * r.width, x + h * r.width, r.weights<T>(h), r.cos_sin, r.width, rstd);
+  });
+}
+
+// dw: the sums of the norm's gradient.
+template <class T>
+void bwd_heads(const RowHeads& r, T* dx, float* dw, const T* dy, const T* x) {
+  if (r.norm.empty()) {
+    for (int64_t h = 0; h < r.heads; ++h) bwd_head(dx + h * r.width, dy + h * r.width, r.cos_sin, r.width);
+    return;
+  }
+  r.each_normed([&](int64_t first, int64_t count) {
+    const int64_t width = count * r.width;
+    const float rstd = rstd_of(x + first * r.width, width, r.eps);
+    float products = 0;
+    for (int64_t h = first; h < first + count; ++h)
+      products += sum_of_products(dy + h * r.width, x + h * r.width, r.weights<T>(h), r.cos_sin, r.width);
+    const float mean = products * (rstd / static_cast<float>(width));
+    for (int64_t h = first; h < first + count; ++h) {
+      const int64_t at = h * r.width;
+      bwd_head_norm(dx + at, dw + (r.is_norm_of_all() ? at : 0), dy + at, x + at, r.weights<T>(h), r.cos_sin, r.width,
+                    rstd, mean);
+    }
+  });
+}
+
 template <class T>
 void fwd_rows(const RopeFwd& a, int64_t begin, int64_t end) {
   const int64_t heads = a.q_THd.dim(1), kv_heads = a.k_TGd.dim(1), width = a.q_THd.dim(2), row = a.qkv_TC.dim(1);
-  const T* q_norm = a.q_norm_d.empty() ? nullptr : a.q_norm_d.ptr<T>();
-  const T* k_norm = a.k_norm_d.empty() ? nullptr : a.k_norm_d.ptr<T>();
+  const int64_t A = heads * width, B = kv_heads * width;
   for (int64_t t = begin; t < end; ++t) {
     const T* x = a.qkv_TC.ptr<T>() + t * row;
     const float* cos_sin = table_row(a.cos_sin_Pd, a.pos_T.ptr<int32_t>()[t]);
-    T* q = a.q_THd.ptr<T>() + t * heads * width;
-    T* k = a.k_TGd.ptr<T>() + t * kv_heads * width;
-    for (int64_t h = 0; h < heads; ++h, x += width) fwd_head(q + h * width, x, q_norm, cos_sin, width, a.eps);
-    for (int64_t h = 0; h < kv_heads; ++h, x += width) fwd_head(k + h * width, x, k_norm, cos_sin, width, a.eps);
-    std::memcpy(a.v_TGd.ptr<T>() + t * kv_heads * width, x, kv_heads * width * sizeof(T));
+    fwd_heads({heads, width, a.q_norm_A, cos_sin, a.eps}, a.q_THd.ptr<T>() + t * A, x);
+    fwd_heads({kv_heads, width, a.k_norm_B, cos_sin, a.eps}, a.k_TGd.ptr<T>() + t * B, x + A);
+    std::memcpy(a.v_TGd.ptr<T>() + t * B, x + A + B, B * sizeof(T));
   }
 }
 
-// partial: this task's [2 d] sums, null without norms.
+// Returns the sums of the gradient of q's norm that a row of partial has; those of k's follow.
+int64_t sums_of_q(const RopeBwd& a) { return a.q_norm_A.empty() ? a.dq_THd.dim(2) : a.q_norm_A.numel(); }
+
+// partial: this task's sums, null without norms.
 template <class T>
 void bwd_rows(const RopeBwd& a, float* partial, int64_t begin, int64_t end) {
   const int64_t heads = a.dq_THd.dim(1), kv_heads = a.dk_TGd.dim(1), width = a.dq_THd.dim(2), row = a.qkv_TC.dim(1);
-  const auto bwd_heads = [&](T*& dx, const T*& x, const T* dy, int64_t n, const Tensor& norm, float* dw,
-                             const float* cos_sin) {
-    for (int64_t h = 0; h < n; ++h, dx += width, x += width, dy += width) {
-      if (norm.empty())
-        bwd_head(dx, dy, cos_sin, width);
-      else
-        bwd_head_norm(dx, dw, dy, x, norm.ptr<T>(), cos_sin, width, a.eps);
-    }
-  };
+  const int64_t A = heads * width, B = kv_heads * width;
   for (int64_t t = begin; t < end; ++t) {
     const T* x = a.qkv_TC.ptr<T>() + t * row;
     T* dx = a.dqkv_TC.ptr<T>() + t * row;
     const float* cos_sin = table_row(a.cos_sin_Pd, a.pos_T.ptr<int32_t>()[t]);
-    bwd_heads(dx, x, a.dq_THd.ptr<T>() + t * heads * width, heads, a.q_norm_d, partial, cos_sin);
-    bwd_heads(dx, x, a.dk_TGd.ptr<T>() + t * kv_heads * width, kv_heads, a.k_norm_d, partial + width, cos_sin);
-    std::memcpy(dx, a.dv_TGd.ptr<T>() + t * kv_heads * width, kv_heads * width * sizeof(T));
+    bwd_heads({heads, width, a.q_norm_A, cos_sin, a.eps}, dx, partial, a.dq_THd.ptr<T>() + t * A, x);
+    bwd_heads({kv_heads, width, a.k_norm_B, cos_sin, a.eps}, dx + A, partial + sums_of_q(a), a.dk_TGd.ptr<T>() + t * B,
+              x + A);
+    std::memcpy(dx + A + B, a.dv_TGd.ptr<T>() + t * B, B * sizeof(T));
   }
 }
 
@@ -152,20 +209,20 @@ void rope_fwd(Stream& s, const RopeFwd& a) {
 }
 
 void rope_bwd(Stream& s, const RopeBwd& a) {
-  const int64_t rows = a.qkv_TC.dim(0), width = a.dq_THd.dim(2), num_partials = RopeBwd::num_partials(rows, s);
+  const int64_t rows = a.qkv_TC.dim(0), num_partials = RopeBwd::num_partials(a, s);
   const int64_t rows_per_partial = div_ceil(rows, num_partials);
-  const bool norm = !a.q_norm_d.empty() || !a.k_norm_d.empty();
-  float* partials = norm ? a.partial_P2d.ptr<float>() : nullptr;
+  const bool norm = !a.q_norm_A.empty() || !a.k_norm_B.empty();
+  const int64_t W = norm ? a.partial_PW.dim(1) : 0, A = sums_of_q(a);
+  float* partials = norm ? a.partial_PW.ptr<float>() : nullptr;
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
     s.pool().run(num_partials, [&](int64_t p, int) {
-      float* partial = norm ? partials + p * 2 * width : nullptr;
-      if (norm) std::fill(partial, partial + 2 * width, 0.0f);
+      float* partial = norm ? partials + p * W : nullptr;
+      if (norm) std::fill(partial, partial + W, 0.0f);
       bwd_rows<decltype(zero)>(a, partial, p * rows_per_partial, std::min(rows, (p + 1) * rows_per_partial));
     });
   });
-  if (!a.q_norm_d.empty()) add_rows(s.pool(), a.dq_norm_d.ptr<float>(), partials, num_partials, width, 2 * width);
-  if (!a.k_norm_d.empty())
-    add_rows(s.pool(), a.dk_norm_d.ptr<float>(), partials + width, num_partials, width, 2 * width);
+  if (!a.q_norm_A.empty()) add_rows(s.pool(), a.dq_norm_A.ptr<float>(), partials, num_partials, A, W);
+  if (!a.k_norm_B.empty()) add_rows(s.pool(), a.dk_norm_B.ptr<float>(), partials + A, num_partials, W - A, W);
 }
 
 }  // namespace moebius::cpu

@@ -6,6 +6,8 @@
 #include "ops/cuda/add_rows.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
+#include "ops/rope/cuda/all_heads.h"
+#include "ops/rope/cuda/args.h"
 #include "ops/rope/cuda/pairs.h"
 #include "ops/rope/rope.h"
 #include "ops/rope/rope_backends.h"
@@ -24,17 +26,6 @@ __global__ void rope_table_kernel(float* cos_sin, int64_t positions, int64_t wid
   cos_sin[p * width + j] = static_cast<float>(cos(angle));
   cos_sin[p * width + half + j] = static_cast<float>(sin(angle));
 }
-
-// The positions of heads in the forward pass: q, k and v are [rows, heads of a row, width].
-template <class T>
-struct Parts {
-  T *q, *k, *v;
-  __device__ T* head(const Heads& g, int64_t t, int h) const {
-    if (h < g.heads) return q + (t * g.heads + h) * g.width;
-    if (h < g.heads + g.kv_heads) return k + (t * g.kv_heads + h - g.heads) * g.width;
-    return v + (t * g.kv_heads + h - g.heads - g.kv_heads) * g.width;
-  }
-};
 
 template <class T>
 struct Fwd {
@@ -196,19 +187,6 @@ __global__ void __launch_bounds__(kThreads, kVectors == 1 ? 2 : 1) rope_bwd_kern
   bwd_heads<false, false>(none, b, b.v, begin, num_rows);
 }
 
-template <class A>
-Heads heads_of(const A& a, const Tensor& q_THd, const Tensor& k_TGd) {
-  return {.rows = q_THd.dim(0),
-          .positions = a.cos_sin_Pd.dim(0),
-          .heads = narrow<int>(q_THd.dim(1)),
-          .kv_heads = narrow<int>(k_TGd.dim(1)),
-          .width = narrow<int>(q_THd.dim(2)),
-          .num_lanes = 1,
-          .eps = a.eps,
-          .pos = a.pos_T.template ptr<int32_t>(),
-          .cos_sin = a.cos_sin_Pd.template ptr<float>()};
-}
-
 constexpr int kScalarVectors = 8;
 
 // Returns the number of lanes that a head has with kNum x kVectors pairs a lane.
@@ -272,12 +250,13 @@ void rope_table(Stream& s, const RopeTable& a) {
 }
 
 void rope_fwd(Stream& s, const RopeFwd& a) {
+  if (has_norms_of_all_heads(a)) return rope_all_heads_fwd(s, a);
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Fwd<T> f{.out = {a.q_THd.ptr<T>(), a.k_TGd.ptr<T>(), a.v_TGd.ptr<T>()},
                    .qkv = a.qkv_TC.ptr<T>(),
-                   .q_norm = pointer_or_null<T>(a.q_norm_d),
-                   .k_norm = pointer_or_null<T>(a.k_norm_d),
+                   .q_norm = pointer_or_null<T>(a.q_norm_A),
+                   .k_norm = pointer_or_null<T>(a.k_norm_B),
                    .g = heads_of(a, a.q_THd, a.k_TGd)};
     if (takes_vectors<T>(f.g, f.out.q, f.out.k, f.out.v, f.qkv, f.q_norm, f.k_norm))
       launch_fwd<T, kPerVector<T>, 1>(s, f);
@@ -288,16 +267,17 @@ void rope_fwd(Stream& s, const RopeFwd& a) {
 }
 
 void rope_bwd(Stream& s, const RopeBwd& a) {
-  const int64_t rows = a.qkv_TC.dim(0), width = a.dq_THd.dim(2), num_partials = RopeBwd::num_partials(rows, s);
-  const bool norm = !a.q_norm_d.empty() || !a.k_norm_d.empty();
+  if (has_norms_of_all_heads(a)) return rope_all_heads_bwd(s, a);
+  const int64_t width = a.dq_THd.dim(2), num_partials = RopeBwd::num_partials(a, s);
+  const bool norm = !a.q_norm_A.empty() || !a.k_norm_B.empty();
   with_float_type(a.qkv_TC.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Heads g = heads_of(a, a.dq_THd, a.dk_TGd);
     const Bwd<T> b{.dqkv = a.dqkv_TC.ptr<T>(),
-                   .partial = norm ? a.partial_P2d.ptr<float>() : nullptr,
+                   .partial = norm ? a.partial_PW.ptr<float>() : nullptr,
                    .qkv = a.qkv_TC.ptr<T>(),
-                   .q = {a.dq_THd.ptr<T>(), pointer_or_null<T>(a.q_norm_d), g.heads, 0},
-                   .k = {a.dk_TGd.ptr<T>(), pointer_or_null<T>(a.k_norm_d), g.kv_heads, g.heads},
+                   .q = {a.dq_THd.ptr<T>(), pointer_or_null<T>(a.q_norm_A), g.heads, 0},
+                   .k = {a.dk_TGd.ptr<T>(), pointer_or_null<T>(a.k_norm_B), g.kv_heads, g.heads},
                    .v = {a.dv_TGd.ptr<T>(), nullptr, g.kv_heads, g.heads + g.kv_heads},
                    .g = g};
     if (takes_vectors<T>(g, b.dqkv, b.q.dy, b.k.dy, b.v.dy, b.qkv, b.q.norm, b.k.norm))
@@ -309,13 +289,13 @@ void rope_bwd(Stream& s, const RopeBwd& a) {
   const auto add_sums = [&](const Tensor& norm, const Tensor& dnorm, int64_t first) {
     if (norm.empty()) return;
     add_rows(cuda_stream(s), {.sum = dnorm.ptr<float>(),
-                              .partial = a.partial_P2d.ptr<float>() + first,
+                              .partial = a.partial_PW.ptr<float>() + first,
                               .num_partials = num_partials,
                               .width = width,
                               .ld = 2 * width});
   };
-  add_sums(a.q_norm_d, a.dq_norm_d, 0);
-  add_sums(a.k_norm_d, a.dk_norm_d, width);
+  add_sums(a.q_norm_A, a.dq_norm_A, 0);
+  add_sums(a.k_norm_B, a.dk_norm_B, width);
 }
 
 }  // namespace moebius::cuda
