@@ -136,20 +136,28 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
                 problem("without their partner", alone));
 }
 
-// w [out, in] += scale * b [out, r] a [r, in]
-void add_product(std::vector<float>& w, const std::vector<float>& a, const std::vector<float>& b, int64_t rank,
-                 float scale) {
-  const int64_t in = std::ssize(a) / rank, out = std::ssize(b) / rank;
-  std::vector<float> row(in);
-  for (int64_t o = 0; o < out; ++o) {
-    std::fill(row.begin(), row.end(), 0.0f);
+// w += scale * b [out, r] a [r, in], where w is a slice of [out, in]. The bits of an element do not depend on the slice.
+void add_product(float* w, const TensorSlice& slice, const std::vector<float>& a, const std::vector<float>& b,
+                 int64_t rank, float scale) {
+  const int64_t in = std::ssize(a) / rank;
+  const Shard& shard = slice.shard;
+  const int64_t first_row = shard.dim == 0 ? shard.begin : 0, first_col = shard.dim == 1 ? shard.begin : 0,
+                width = shard.dim == 1 ? shard.count : in;
+  std::vector<float> row(static_cast<size_t>(width));
+  for (int64_t at = slice.begin; at < slice.end;) {
+    const int64_t o = first_row + at / width, col = first_col + at % width,
+                  count = std::min(width - at % width, slice.end - at);
+    std::fill_n(row.begin(), count, 0.0f);
     for (int64_t j = 0; j < rank; ++j) {
       const float factor = b[o * rank + j];
+      const float* a_row = &a[j * in + col];
 #pragma omp simd
-      for (int64_t i = 0; i < in; ++i) row[i] += factor * a[j * in + i];
+      for (int64_t i = 0; i < count; ++i) row[i] += factor * a_row[i];
     }
+    float* w_row = w + (at - slice.begin);
 #pragma omp simd
-    for (int64_t i = 0; i < in; ++i) w[o * in + i] += scale * row[i];
+    for (int64_t i = 0; i < count; ++i) w_row[i] += scale * row[i];
+    at += count;
   }
 }
 
@@ -179,21 +187,28 @@ class MergedWeights final : public WeightsReader {
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
   void read(size_t entry, void* dst) const override {
     if (a_[entry] == kNone) return base_->read(entry, dst);
-    const WeightsEntry& from = base_->entries()[entry];
-    std::vector<char> bytes(from.bytes());
-    base_->read(entry, bytes.data());
-    std::vector<float> w(from.shape.numel());
-    convert_elements(w.data(), DType::f32, bytes.data(), from.dtype, from.shape.numel(), from.name);
-    add_product(w, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]), adapters_->rank_of(a_[entry]),
-                adapters_->lora().scale());
-    std::copy(w.begin(), w.end(), static_cast<float*>(dst));
+    read_slice(entry, whole_slice(dims_of(entries_[entry].shape)), dst);
   }
   void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
-    if (a_[entry] == kNone) return base_->read_slice(entry, slice, dst);
-    WeightsReader::read_slice(entry, slice, dst);
+    read_merged(entry, slice, dst, &WeightsReader::read_slice);
+  }
+  void read_sample(size_t entry, const TensorSlice& slice, void* dst) const override {
+    read_merged(entry, slice, dst, &WeightsReader::read_sample);
   }
 
  private:
+  using Read = void (WeightsReader::*)(size_t, const TensorSlice&, void*) const;
+
+  void read_merged(size_t entry, const TensorSlice& slice, void* dst, Read read) const {
+    if (a_[entry] == kNone) return ((*base_).*read)(entry, slice, dst);
+    const WeightsEntry& from = base_->entries()[entry];
+    std::vector<char> bytes(static_cast<size_t>(slice.numel() * size_of(from.dtype)));
+    ((*base_).*read)(entry, slice, bytes.data());
+    convert_elements(dst, DType::f32, bytes.data(), from.dtype, slice.numel(), from.name);
+    add_product(static_cast<float*>(dst), slice, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]),
+                adapters_->rank_of(a_[entry]), adapters_->lora().scale());
+  }
+
   static constexpr size_t kNone = SIZE_MAX;
   std::unique_ptr<WeightsReader> base_;
   std::unique_ptr<AdapterReader> adapters_;

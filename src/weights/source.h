@@ -48,6 +48,8 @@ class WeightsReader {
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
   // Reads the elements of a slice of it. This default reads the whole tensor to do so.
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
+  // The same for a few elements, of which the reader may skip checks to read little else.
+  virtual void read_sample(size_t entry, const TensorSlice& slice, void* dst) const { read_slice(entry, slice, dst); }
   // Returns how it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
   // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and the
   // scales of their blocks. REQUIRES: the shard and begin are at blocks.
