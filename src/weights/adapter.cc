@@ -44,6 +44,12 @@ class PeftAdapters final : public AdapterReader {
   bool has_fused_experts() const override { return folder_.has_fused_experts(); }
   void read(size_t entry, void* dst) const override { folder_.read(folder_.entries()[entry], dst); }
   int64_t rank_of(size_t entry) const override { return folder_.entries()[entry].rank; }
+  std::optional<WeightsFingerprint> base() const override {
+    const std::string text = folder_.base_fingerprint();
+    if (text.empty()) return std::nullopt;
+    return parse_fingerprint(text, fmt::format("{}/{}: {}", dir_, kPeftWeights, kPeftBaseKey));
+  }
+  std::string base_name() const override { return folder_.base_name(); }
 
  private:
   std::string dir_;
@@ -54,8 +60,10 @@ class PeftAdapters final : public AdapterReader {
 class CheckpointAdapters final : public AdapterReader {
  public:
   // folder: a checkpoint of a run with [lora].
-  explicit CheckpointAdapters(const std::string& folder)
-      : folder_(folder), reader_(folder), lora_(read_run_spec(folder)->lora) {
+  explicit CheckpointAdapters(const std::string& folder) : folder_(folder), reader_(folder) {
+    const RunSpec run = *read_run_spec(folder);
+    lora_ = run.lora;
+    base_name_ = run.init_from;
     for (const auto& [name, tensor] : reader_.tensors()) {
       if (is_adapter_part(name))
         entries_.push_back({name, matrix_shape(tensor.shape, folder + ": " + name), tensor.dtype});
@@ -68,9 +76,15 @@ class CheckpointAdapters final : public AdapterReader {
     const WeightsEntry& e = entries_[entry];
     reader_.read(e.name, {.data = dst, .shape = e.shape, .dtype = e.dtype});
   }
+  std::optional<WeightsFingerprint> base() const override {
+    const std::string text = reader_.meta().value(kBaseKey, "");
+    if (text.empty()) return std::nullopt;
+    return parse_fingerprint(text, fmt::format("checkpoint {}: {}", folder_, kBaseKey));
+  }
+  std::string base_name() const override { return base_name_; }
 
  private:
-  std::string folder_;
+  std::string folder_, base_name_;
   CheckpointReader reader_;
   LoraSpec lora_;
   std::vector<WeightsEntry> entries_;
@@ -277,7 +291,7 @@ std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const Model
   return adapters;
 }
 
-void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path) {
+std::optional<WeightsFingerprint> load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path) {
   const std::unique_ptr<AdapterReader> adapters = open_adapter(path, model.spec());
   MOEBIUS_CHECK(input, adapters->lora().rank == lora.rank && adapters->lora().scale() == lora.scale(),
                 "adapter {}: expected lora.rank = {} and lora.alpha = {}; it has {} and {}; set these in the recipe",
@@ -319,6 +333,7 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
     if (p.spec.kind != ParamKind::adapter) continue;
     for (const ParamPart& part : p.spec.parts) load_part(s, p, part, adapters->read_f32(entry_of.at(part.name)));
   }
+  return adapters->base();
 }
 
 namespace {
@@ -356,10 +371,30 @@ std::string base_of_adapters(const std::string& checkpoint) {
   return base;
 }
 
-std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std::string& adapter,
+namespace {
+
+void check_base(const AdapterReader& adapters, const std::string& folder, const WeightsReader& weights,
+                const ModelSpec& model) {
+  const std::optional<WeightsFingerprint> expected = adapters.base();
+  if (!expected) return;
+  const WeightsFingerprint found = fingerprint_of(weights, model);
+  const std::string name = adapters.base_name();
+  MOEBIUS_CHECK(
+      input, found.values == expected->values,
+      "adapter {}: expected the weights that it was trained on{}, with the fingerprint {}; got those in {}, with "
+      "{}; bring back its own base, or add it to these all the same with --adapter {} --any-base",
+      adapters.path(), name.empty() ? "" : fmt::format(" ({})", name), to_text(*expected), folder, to_text(found),
+      adapters.path());
+}
+
+}  // namespace
+
+std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const AddedAdapter& adapter,
                                            const ModelCatalog& catalog) {
-  std::unique_ptr<AdapterReader> adapters = open_adapter(adapter, catalog.model());
-  return std::make_unique<MergedWeights>(open_weights(base, catalog), std::move(adapters));
+  std::unique_ptr<AdapterReader> adapters = open_adapter(adapter.path, catalog.model());
+  std::unique_ptr<WeightsReader> weights = open_weights(base, catalog);
+  if (!adapter.any_base) check_base(*adapters, base.path, *weights, catalog.model());
+  return std::make_unique<MergedWeights>(std::move(weights), std::move(adapters));
 }
 
 }  // namespace moebius

@@ -18,6 +18,9 @@
 
 namespace moebius {
 
+// In a checkpoint of adapters: the key of its meta data that has the fingerprint of the weights that they belong to.
+inline constexpr const char* kBaseKey = "base";
+
 // Each half is a sum of hashes of tensors, so that ranks may hash some of them each.
 struct WeightsFingerprint {
   Hash128 values;  // of the elements rounded to bf16: an f32 model and its bf16 export have the same

@@ -166,7 +166,7 @@ TEST(WeightsReader, SlicesAndSamplesAreElementsOfTensors) {
   for (const std::string name : {"qwen3_moe_all", "qwen3_moe_fused", "gpt_oss_fused", "deepseek_v3_latent"}) {
     const std::string folder = kData + "peft/" + name;
     const ModelCatalog catalog(read_model_spec(folder));
-    expect_slices_of_tensors(*open_merged(find_weights(folder), folder + "/adapter", catalog), folder);
+    expect_slices_of_tensors(*open_merged(find_weights(folder), {.path = folder + "/adapter"}, catalog), folder);
   }
 }
 

@@ -32,6 +32,12 @@ std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model
 // Returns whether a canonical name is one of those tensors.
 bool is_of_mtp(const std::string& name, const ModelSpec& model);
 
+// An adapter that is added to the weights of a model.
+struct AddedAdapter {
+  std::string path = {};  // as for open_adapter() in weights/adapter.h; empty: none
+  bool any_base = false;  // whether the weights may be others than those that the adapter was trained on
+};
+
 struct WeightsEntry {
   std::string name;  // canonical
   Shape shape;
@@ -65,8 +71,10 @@ class WeightsReader {
 // of another shape (the first 20 and the counts). A checkpoint of adapters gives the model that they
 // belong to, with the adapters added (weights/adapter.h). Tensors of multi-token prediction are passed over
 // where the catalog has none of its modules, and so are the hub's copies of embedding and head in
-// them, which must be copies. Throws Error{usage} for a model that no device supports.
-std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);
+// them, which must be copies. With an adapter the weights are those of open_merged() in weights/adapter.h. Throws
+// Error{usage} for a model that no device supports.
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog,
+                                            const AddedAdapter& adapter = {});
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog);
 // Checks bytes against their hashes as they are read.
 std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const ModelCatalog& catalog);

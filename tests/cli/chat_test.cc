@@ -46,6 +46,17 @@ class Chats : public FineTune {
   }
 };
 
+TEST_F(Chats, AnAdapterGivesTheTrainedAnswers) {
+  build();
+  run_guide("train", {"--set", "train.freeze=[]", "--set", "moe.balance=\"none\"", "--set", "moe.aux_coeff=0", "--set",
+                      "lora.rank=8", "--set", "lora.alpha=32", "--set", "lora.targets=[\"*\"]"});
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  const std::string answers = start({"chat", "runs/tuned"}, kGreedy, "day\nlight\n").out;
+  EXPECT_EQ(answers.substr(0, 6), "night\n");
+  EXPECT_EQ(start({"chat", kModelFolder, "--adapter", "Adapter"}, kGreedy, "day\nlight\n").out, answers);
+  EXPECT_NE(start({"chat", kModelFolder}, kGreedy, "day\nlight\n").out, answers);
+}
+
 TEST_F(Chats, TunedModelGivesTheTrainedAnswers) {
   EXPECT_THAT(build().out, testing::HasSubstr("2 documents, "));
   run_guide("train");
