@@ -41,6 +41,7 @@ class TurnFinder {
     const std::string before = template_.render(chat_, i, false).text;
     const std::string prompt = template_.render(chat_, i, true).text;
     if (text_.starts_with(before)) return std::max(before.size(), common_prefix(text_, prompt));
+    if (text_.starts_with(prompt)) return prompt.size();  // a chat without a prompt ends with a token of its own
     const bool has_header = prompt.size() > before.size() && prompt.starts_with(before);
     const auto begin = has_header ? after_header(i, std::string_view(prompt).substr(before.size())) : std::nullopt;
     if (!begin) fail(i, "that prints the messages before it in another way");
@@ -67,9 +68,18 @@ class TurnFinder {
     if (i + 1 == chat_.messages.size()) return text_.size();
     const std::string until = template_.render(chat_, i + 1, false).text;
     if (until.size() >= begin && text_.starts_with(until)) return until.size();
+    if (const size_t size = without_end_token(until).size();
+        size >= begin && text_.starts_with(without_end_token(until)))
+      return size;
     const jinja::Value* calls = chat_.messages[i].dict().find(std::string("tool_calls"));
     const bool has_calls = calls != nullptr && !(calls->is_list() && calls->items().empty());
     return has_calls ? end_of_calls(i, begin, until) : end_of_content(i, begin);
+  }
+
+  // A template may print the end-of-text token after the last message alone.
+  std::string_view without_end_token(std::string_view text) const {
+    if (text.ends_with(template_.eos_token())) text.remove_suffix(template_.eos_token().size());
+    return text;
   }
 
   size_t end_of_content(size_t i, size_t begin) const {
@@ -92,10 +102,22 @@ class TurnFinder {
     for (size_t end = next->begin; end > begin && with_next.starts_with(until); --end)
       if (until.ends_with(text.substr(begin, end - begin)) && after.starts_with(text.substr(end, next->begin - end)))
         return end;
+    if (const std::string_view header = header_of_next(i, until, with_next);
+        !header.empty() && text.substr(begin, next->begin - begin).ends_with(header))
+      return next->begin - header.size();
     const std::string& token = template_.eos_token();
     const size_t at = token.empty() ? text.npos : text.substr(0, next->begin).rfind(token);
     if (at == text.npos || at < begin) fail_at_calls(i);
     return at + token.size();
+  }
+  // Returns what the next message prints before its content in a chat that ends with it; empty if that is not known.
+  std::string_view header_of_next(size_t i, const std::string& until, std::string_view with_next) const {
+    Chat shorter = chat_;
+    shorter.messages.resize(i + 2);
+    const std::string text(with_next);
+    const std::optional<Content> content = TurnFinder(template_, shorter, text).content_of(i + 1);
+    if (!content || !with_next.starts_with(until) || content->begin < until.size()) return {};
+    return with_next.substr(until.size(), content->begin - until.size());
   }
   [[noreturn]] void fail_at_calls(size_t i) const {
     fail(i, "that prints its calls of tools in another way when messages follow");
