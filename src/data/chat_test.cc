@@ -161,6 +161,29 @@ TEST(Chat, CallsAfterAThoughtThatIsLeftOut) {
             "[\n<think></think>" + calls + after + "[\n<think></think>d]");
 }
 
+// In the templates of Gemma 4 an answer to the result of a tool has no header. They end turns with another token than that
+// of the tokenizer, and print a thought only until a user's message follows.
+TEST(Chat, AnswersWithoutAHeaderAfterAThoughtThatIsLeftOut) {
+  const std::string text =
+      "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+      "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}<response>{{ m.content }}</response>{% else %}"
+      "{% if m.role == 'user' or messages[loop.index0 - 1].role == 'user' %}<turn>{{ m.role }}\n{% endif %}"
+      "{% if m.reasoning_content and loop.index0 > ns.last %}<thought>{{ m.reasoning_content }}</thought>{% endif %}"
+      "{% for c in m.tool_calls or [] %}<call>{{ c }}</call>{% endfor %}{{ m.content }}"
+      "{% if not m.tool_calls %}</turn>{% endif %}{% endif %}{% endfor %}"
+      "{% if add_generation_prompt and messages[-1].role != 'tool' %}<turn>assistant\n{% endif %}";
+  const auto line = [](const std::string& more) {
+    return R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "thinking": "t",
+            "tool_calls": ["f"]}, {"role": "tool", "content": "r"}, {"role": "assistant", "content": "b"})" +
+           more + "]}";
+  };
+  EXPECT_EQ(turns(text, line("")), "[<thought>t</thought><call>f</call>][b</turn>]");
+  const std::string question = R"(, {"role": "user", "content": "c"})";
+  EXPECT_EQ(turns(text, line(question)), "[<call>f</call>][b</turn>]");
+  EXPECT_EQ(turns(text, line(question + R"(, {"role": "assistant", "content": "d"})")),
+            "[<call>f</call>][b</turn>][d</turn>]");
+}
+
 TEST(Chat, TurnsThatCannotBeFoundAreRefused) {
   const auto refuse = [](const std::string& text, const std::string& message) {
     expect_error(ErrorKind::input, message, [&] { turns(text, kTwoTurns); });
