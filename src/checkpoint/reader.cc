@@ -233,6 +233,18 @@ void CheckpointReader::copy_slice(const std::string& name, const TensorSlice& sl
   }
 }
 
+void CheckpointReader::read_unchecked(const std::string& name, const TensorSlice& slice, void* dst) const {
+  const CheckpointTensor& t = at(name);
+  const int64_t size = size_of(t.dtype);
+  for (const CheckpointPiece& piece : t.pieces) {
+    const std::vector<CommonRun> runs = common_runs(piece.slice, slice);
+    if (runs.empty()) continue;
+    const File file = File::open_read(folder_ + "/" + piece.file);
+    for (const CommonRun& run : runs)
+      file.read_at(static_cast<std::byte*>(dst) + run.in_b * size, run.count * size, piece.offset + run.in_a * size);
+  }
+}
+
 void CheckpointReader::verify(const std::string& name) const {
   for (const CheckpointPiece& piece : at(name).pieces) PieceReader(folder_, name, piece).verify();
 }

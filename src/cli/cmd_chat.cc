@@ -175,11 +175,11 @@ int run_chat(Options& o, Log& log) {
   EngineSpec spec =
       generation_engine_spec(model, compute_dtype(o.dtype), o.context, num_threads(o.threads), /*chunk=*/256);
   spec.device = device_kind(o.device);
-  check_weights(o.model, model);
+  check_weights(o.model, model, o.adapter);
   tokenizer.open_template();
   Engine engine(spec);
   Stream s = engine.stream();
-  warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model)));
+  warn_if_any(log, not_finite_warning(o.model, load_weights(s, engine.model(), o.model, o.adapter)));
   Conversation(o, std::move(variables), model.max_position_embeddings, tokenizer, engine, log).run();
   return 0;
 }

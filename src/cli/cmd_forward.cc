@@ -27,8 +27,7 @@ void add_forward(Cli& cli) {
           "safetensors file with `tokens` I32 or I64 [B, S]; `doc_start` of the same shape separates documents")
       ->required();
   command->add_option("--out", o->spec.out, "the safetensors file to write")->required();
-  command->add_option("--adapter", o->spec.adapter,
-                      "folder of an adapter (PEFT's format, or a run with [lora]); --grads are then its gradients");
+  add_adapter_options(*command, o->spec.adapter, "; --grads are then its gradients");
   command->add_flag("--grads", o->spec.gradients, "write the gradient of every tensor too");
   command->add_option("--mtp", o->spec.mtp_coeff,
                       "with --grads: run multi-token prediction, write its logits, and add its loss to the objective "

@@ -108,7 +108,7 @@ EngineSpec engine_spec(const Options& o, const Prompts& prompts, const GenerateS
   spec.num_micro_batches = layout.vpp > 1 ? layout.pp : 1;
   spec.dispatcher = layout.dispatcher;
   spec.device = device_kind(o.device);
-  check_weights(o.model, model);
+  check_weights(o.model, model, o.adapter);
   return spec;
 }
 
@@ -196,7 +196,7 @@ void generate_rank(const Options& o, Transport& world, Log& log) {
   Engine engine(spec);
   std::vector<NotFinite> not_finite;
   Stream s = engine.stream();
-  control.together([&] { not_finite = load_weights(s, engine.model(), o.model); });
+  control.together([&] { not_finite = load_weights(s, engine.model(), o.model, o.adapter); });
   warn_of_not_finite(log, control, o.model, not_finite);
   Generator generator(engine);
   const std::vector<Generated> made = generator.run(

@@ -18,8 +18,7 @@ void add_import(Cli& cli) {
   const auto o = std::make_shared<Options>();
   command->add_option("HF_DIR", o->spec.model, "the Hugging Face folder to read")->required();
   command->add_option("CHECKPOINT", o->spec.out, "the folder to make")->required();
-  command->add_option("--adapter", o->spec.adapter,
-                      "folder of an adapter (PEFT's format, or a run with [lora]) that is added to the weights");
+  add_adapter_options(*command, o->spec.adapter, " that is added to the weights");
   add_shard_bytes_option(*command, o->spec.shard_bytes);
   add_json_option(*command, o->json);
   add_example(*command, "moebius import Qwen3-30B-A3B checkpoints/qwen3");

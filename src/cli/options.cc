@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "device/accelerator.h"
 #include "device/device.h"
+#include "weights/source.h"
 
 namespace moebius {
 
@@ -29,6 +30,17 @@ void add_json_option(Command& command, bool& json) {
 
 void add_shard_bytes_option(Command& command, int64_t& bytes) {
   command.add_option("--shard-bytes", bytes, "the largest size of a file's tensors, in bytes")->capture_default_str();
+}
+
+void add_adapter_options(Command& command, AddedAdapter& adapter, const std::string& more) {
+  const Argument* path =
+      command
+          .add_option("--adapter", adapter.path, "folder of an adapter (PEFT's format, or a run with [lora])" + more)
+          ->not_empty();
+  command
+      .add_flag("--any-base", adapter.any_base,
+                "with --adapter: accept it although it was trained on other weights than these")
+      ->needs(*path);
 }
 
 void check_shard_bytes(int64_t bytes) {

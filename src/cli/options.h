@@ -13,12 +13,16 @@
 
 namespace moebius {
 
+struct AddedAdapter;
+
 void add_device_option(Command& command, std::string& device);  // --device
 void add_dtype_option(Command& command, std::string& dtype);    // --dtype
 void add_threads_option(Command& command, int& threads);        // --threads, 0: all that the process may use
 void add_json_option(Command& command, bool& json);             // --json
 void add_shard_bytes_option(Command& command, int64_t& bytes);  // --shard-bytes
 void check_shard_bytes(int64_t bytes);                          // throws Error{usage} unless it is at least 1
+// --adapter, whose help ends with `more`, and --any-base
+void add_adapter_options(Command& command, AddedAdapter& adapter, const std::string& more);
 // Adds an example to the end of the command's help: a line that a user can type.
 void add_example(Command& command, const std::string& line);
 

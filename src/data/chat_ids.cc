@@ -41,10 +41,31 @@ class TurnFinder {
     const std::string before = template_.render(chat_, i, false).text;
     const std::string prompt = template_.render(chat_, i, true).text;
     if (text_.starts_with(before)) return std::max(before.size(), common_prefix(text_, prompt));
+    if (text_.starts_with(prompt)) return prompt.size();  // a chat without a prompt ends with a token of its own
     const bool has_header = prompt.size() > before.size() && prompt.starts_with(before);
-    const auto begin = has_header ? after_header(i, std::string_view(prompt).substr(before.size())) : std::nullopt;
+    auto begin = has_header ? after_header(i, std::string_view(prompt).substr(before.size())) : std::nullopt;
+    if (!begin) begin = as_in_a_shorter_chat(i, before);
     if (!begin) fail(i, "that prints the messages before it in another way");
     return *begin;
+  }
+
+  // Returns the place of an answer without a header, such as one that follows the result of a tool, if the text from the
+  // content of the message before it to its own is that of a chat which ends with it.
+  std::optional<size_t> as_in_a_shorter_chat(size_t i, const std::string& before) const {
+    if (i == 0) return std::nullopt;
+    Chat shorter = chat_;
+    shorter.messages.resize(i + 1);
+    const std::string until = template_.render(shorter, i + 1, false).text;
+    const TurnFinder in_shorter(template_, shorter, until);
+    const std::optional<Content> previous = content_of(i - 1), own = content_of(i),
+                                 previous_there = in_shorter.content_of(i - 1), there = in_shorter.content_of(i);
+    if (!previous || !own || !previous_there || !there || previous->end > own->begin) return std::nullopt;
+    const size_t first = previous_there->begin, count = there->begin - std::min(first, there->begin);
+    const bool is_in_order = first <= before.size() && previous_there->end <= before.size() &&
+                             before.size() <= there->begin && until.starts_with(before);
+    if (!is_in_order || own->begin - previous->begin != count) return std::nullopt;
+    if (text_.compare(previous->begin, count, until, first, count) != 0) return std::nullopt;
+    return previous->begin + (before.size() - first);
   }
 
   // Finds the header of an answer between the content of the message before it and that of the next one. A template may
@@ -67,18 +88,37 @@ class TurnFinder {
     if (i + 1 == chat_.messages.size()) return text_.size();
     const std::string until = template_.render(chat_, i + 1, false).text;
     if (until.size() >= begin && text_.starts_with(until)) return until.size();
+    if (const size_t size = without_end_token(until).size();
+        size >= begin && text_.starts_with(without_end_token(until)))
+      return size;
     const jinja::Value* calls = chat_.messages[i].dict().find(std::string("tool_calls"));
     const bool has_calls = calls != nullptr && !(calls->is_list() && calls->items().empty());
-    return has_calls ? end_of_calls(i, begin, until) : end_of_content(i, begin);
+    return has_calls ? end_of_calls(i, begin, until) : end_of_content(i, begin, until);
   }
 
-  size_t end_of_content(size_t i, size_t begin) const {
+  // A template may print the end-of-text token after the last message alone.
+  std::string_view without_end_token(std::string_view text) const {
+    if (text.ends_with(template_.eos_token())) text.remove_suffix(template_.eos_token().size());
+    return text;
+  }
+
+  size_t end_of_content(size_t i, size_t begin, const std::string& until) const {
     const jinja::Value* text = chat_.messages[i].dict().find(std::string("content"));
     if (text == nullptr || !text->is_text()) fail(i, "that prints it in another way when messages follow");
     const std::optional<Content> content = content_of(i);
     if (!content || content->end < begin) fail(i, "that does not print its content");
+    const std::optional<std::string> rest = rest_of_turn(i, until);
+    if (rest && text_.compare(content->end, rest->size(), *rest) == 0) return content->end + rest->size();
     const std::string& token = template_.eos_token();
     return text_.compare(content->end, token.size(), token) == 0 ? content->end + token.size() : content->end;
+  }
+
+  // Returns what a turn prints after its content in a chat that ends with it.
+  std::optional<std::string> rest_of_turn(size_t i, const std::string& until) const {
+    Chat shorter = chat_;
+    shorter.messages.resize(i + 1);
+    const std::optional<Content> content = TurnFinder(template_, shorter, until).content_of(i);
+    return content ? std::optional(until.substr(content->end)) : std::nullopt;
   }
 
   // Calls of tools follow the content. They end where the text up to the next content is that of a chat which ends with
@@ -92,10 +132,27 @@ class TurnFinder {
     for (size_t end = next->begin; end > begin && with_next.starts_with(until); --end)
       if (until.ends_with(text.substr(begin, end - begin)) && after.starts_with(text.substr(end, next->begin - end)))
         return end;
+    if (const auto end = end_before_next_header(i, begin, until)) return *end;
     const std::string& token = template_.eos_token();
     const size_t at = token.empty() ? text.npos : text.substr(0, next->begin).rfind(token);
     if (at == text.npos || at < begin) fail_at_calls(i);
     return at + token.size();
+  }
+
+  // Returns the place before the text that the next message prints before its content in a chat that ends with it.
+  // Returns nothing if there is no such text after `least`.
+  std::optional<size_t> end_before_next_header(size_t i, size_t least, const std::string& until) const {
+    const std::optional<Content> next = content_of(i + 1);
+    if (!next || next->begin <= least) return std::nullopt;
+    Chat shorter = chat_;
+    shorter.messages.resize(i + 2);
+    const std::string with_next = template_.render(shorter, i + 2, false).text;
+    const std::optional<Content> there = TurnFinder(template_, shorter, with_next).content_of(i + 1);
+    if (!there || !with_next.starts_with(until) || there->begin <= until.size()) return std::nullopt;
+    const std::string_view header = std::string_view(with_next).substr(until.size(), there->begin - until.size());
+    const std::string_view between = std::string_view(text_).substr(least, next->begin - least);
+    if (!between.ends_with(header)) return std::nullopt;
+    return next->begin - header.size();
   }
   [[noreturn]] void fail_at_calls(size_t i) const {
     fail(i, "that prints its calls of tools in another way when messages follow");

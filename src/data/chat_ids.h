@@ -18,8 +18,9 @@ struct ChatIds {
 //
 // If the template has {% generation %}, the turns are the parts that it encloses. Otherwise a turn begins where the
 // template would ask the assistant to answer. It ends at the end of the chat rendered up to that turn, or after the
-// last end-of-text token there. If a later message changes how the template prints the turn, the turn ends after its
-// content and the end-of-text token that follows, or after its calls of tools.
+// last end-of-text token there. A token that follows only the last message of a chat is no part of an earlier turn.
+// If a later message changes how the template prints the turn, the turn ends after its content and what follows that in a
+// chat which ends there, or after its calls of tools, before the header of the next message.
 // Throws Error{input} "WHO: ..." if a turn cannot be found.
 std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, const Chat& chat,
                                          const jinja::Rendered& whole);

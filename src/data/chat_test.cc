@@ -126,6 +126,64 @@ TEST(Chat, HeadersThatBeginWithEmptyLines) {
                [&] { turns(text("\n\n"), line); });
 }
 
+// The template of Phi-3 prints the end-of-text token after the last message, unless a prompt follows.
+TEST(Chat, AnEndOfTextTokenAfterTheLastMessageAlone) {
+  const std::string text =
+      "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|assistant|>{% else %}</s>{% endif %}";
+  EXPECT_EQ(turns(text, R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"),
+            "[b<|end|>\n</s>]");
+  EXPECT_EQ(turns(text, kTwoTurns), "[b<|end|>\n][d<|end|>\n</s>]");
+  EXPECT_EQ(
+      turns(text, R"({"messages": [{"role": "assistant", "content": "</s>"}, {"role": "user", "content": "a"}]})"),
+      "[</s>]");
+}
+
+// The template of GLM-4.5 prints a thought only until a user's message follows. Calls end without a token of their own.
+TEST(Chat, CallsAfterAThoughtThatIsLeftOut) {
+  const std::string text =
+      "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+      "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}"
+      "{% elif m.role == 'tool' %}<|observation|>\n<response>{{ m.content }}</response>{% else %}<|assistant|>\n<think>"
+      "{{ m.reasoning_content if loop.index0 > ns.last else '' }}</think>{{ m.content }}"
+      "{% for c in m.tool_calls or [] %}<call>{{ c }}</call>{% endfor %}{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}<|assistant|>{% endif %}";
+  const auto line = [](const std::string& more) {
+    return R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x", "thinking": "t",
+            "tool_calls": ["f", "g"]}, {"role": "tool", "content": "r"}, {"role": "assistant", "content": "b"})" +
+           more + "]}";
+  };
+  const std::string calls = "x<call>f</call><call>g</call>]", after = "[\n<think></think>b]";
+  EXPECT_EQ(turns(text, line("")), "[\n<think>t</think>" + calls + after);
+  const std::string question = R"(, {"role": "user", "content": "c"})";
+  EXPECT_EQ(turns(text, line(question)), "[\n<think></think>" + calls + after);
+  EXPECT_EQ(turns(text, line(question + R"(, {"role": "assistant", "content": "d"})")),
+            "[\n<think></think>" + calls + after + "[\n<think></think>d]");
+}
+
+// In the templates of Gemma 4 an answer to the result of a tool has no header. They end turns with another token than that
+// of the tokenizer, and print a thought only until a user's message follows.
+TEST(Chat, AnswersWithoutAHeaderAfterAThoughtThatIsLeftOut) {
+  const std::string text =
+      "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+      "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}<response>{{ m.content }}</response>{% else %}"
+      "{% if m.role == 'user' or messages[loop.index0 - 1].role == 'user' %}<turn>{{ m.role }}\n{% endif %}"
+      "{% if m.reasoning_content and loop.index0 > ns.last %}<thought>{{ m.reasoning_content }}</thought>{% endif %}"
+      "{% for c in m.tool_calls or [] %}<call>{{ c }}</call>{% endfor %}{{ m.content }}"
+      "{% if not m.tool_calls %}</turn>{% endif %}{% endif %}{% endfor %}"
+      "{% if add_generation_prompt and messages[-1].role != 'tool' %}<turn>assistant\n{% endif %}";
+  const auto line = [](const std::string& more) {
+    return R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "thinking": "t",
+            "tool_calls": ["f"]}, {"role": "tool", "content": "r"}, {"role": "assistant", "content": "b"})" +
+           more + "]}";
+  };
+  EXPECT_EQ(turns(text, line("")), "[<thought>t</thought><call>f</call>][b</turn>]");
+  const std::string question = R"(, {"role": "user", "content": "c"})";
+  EXPECT_EQ(turns(text, line(question)), "[<call>f</call>][b</turn>]");
+  EXPECT_EQ(turns(text, line(question + R"(, {"role": "assistant", "content": "d"})")),
+            "[<call>f</call>][b</turn>][d</turn>]");
+}
+
 TEST(Chat, TurnsThatCannotBeFoundAreRefused) {
   const auto refuse = [](const std::string& text, const std::string& message) {
     expect_error(ErrorKind::input, message, [&] { turns(text, kTwoTurns); });

@@ -253,6 +253,8 @@ PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
     : dir_(dir), file_(SafetensorsFile::open(checked_folder(dir) + "/" + kPeftWeights)) {
   const std::string who = dir + "/" + kPeftConfig, text = read_file(who);
   lora_ = parse_peft_config(text, who);
+  const json base_name = parse_json(text, who).value("base_model_name_or_path", json());
+  if (base_name.is_string()) base_name_ = base_name;
   std::vector<SafetensorsEntry> of_experts;
   for (const SafetensorsEntry& stored : file_.entries()) {
     const bool is_a = stored.name.ends_with(kSuffixA), is_b = stored.name.ends_with(kSuffixB);
@@ -276,6 +278,11 @@ PeftFolder::PeftFolder(const std::string& dir, const ExpertAdapters& model)
                                         [](const Entry& a, const Entry& b) { return a.name == b.name; });
   MOEBIUS_CHECK(input, twice == entries_.end(), "adapter {}: expected a tensor once; got {} and {}, which are the same",
                 dir, twice->stored.name, std::next(twice)->stored.name);
+}
+
+std::string PeftFolder::base_fingerprint() const {
+  const auto found = file_.metadata().find(kPeftBaseKey);
+  return found == file_.metadata().end() ? "" : found->second;
 }
 
 void PeftFolder::add_experts(ExpertAdapters x, const std::vector<SafetensorsEntry>& stored, const json& config) {

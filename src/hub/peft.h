@@ -25,6 +25,9 @@ namespace moebius {
 
 inline constexpr const char *kPeftConfig = "adapter_config.json", *kPeftWeights = "adapter_model.safetensors";
 
+// The key of the weights' metadata that has the fingerprint of the base model (weights/fingerprint.h). PEFT ignores it.
+inline constexpr const char* kPeftBaseKey = "moebius_base";
+
 // Returns whether transformers 4 has a linear layer for the matrix, which PEFT can adapt. It has none for experts that
 // are one tensor, and for some routers. canonical: a name without ".weight".
 bool has_peft_module(HfFamily family, const std::string& model_type, const std::string& canonical);
@@ -68,7 +71,10 @@ class PeftFolder {
     int64_t rank = 0;                 // that of lora(), or twice it where gate and up share an A (hub/peft_experts.h)
   };
   const std::vector<Entry>& entries() const { return entries_; }  // sorted by name
-  bool has_fused_experts() const { return has_fused_experts_; }   // whether some tensor holds all experts
+  // Both are empty if the folder has none: the text at kPeftBaseKey, and base_model_name_or_path.
+  std::string base_fingerprint() const;
+  const std::string& base_name() const { return base_name_; }
+  bool has_fused_experts() const { return has_fused_experts_; }  // whether some tensor holds all experts
   void read(const Entry& entry, void* dst) const;
 
  private:
@@ -78,6 +84,7 @@ class PeftFolder {
   std::string dir_;
   SafetensorsFile file_;
   LoraSpec lora_;
+  std::string base_name_;
   std::vector<Entry> entries_;
   bool has_fused_experts_ = false;
   // The most recently read tensors of all experts. Only one thread may read at a time.

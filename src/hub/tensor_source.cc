@@ -68,7 +68,7 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
   }
 }
 
-// Whole blocks of rows, of all columns.
+// Rows that begin at a block, or are inside one block; of all columns.
 struct Band {
   std::vector<uint8_t> packed;
   std::vector<float> scale;
@@ -76,19 +76,20 @@ struct Band {
   int64_t scales_of_row = 0;
 };
 
-// Scales belong to blocks of the whole tensor. So whole blocks of rows are read, and the columns
-// are cut out of them.
+// Scales belong to blocks of the whole tensor. So rows are read from the beginning of a block, unless all of them are in
+// one block, and the columns are cut out of them.
 Band read_band(const HfFolder& folder, const TensorSource& source) {
   const int64_t width = source.row_stride, block = source.packing.block_rows;
-  const int64_t first_row = source.offset / width, begin = first_row / block * block,
-                rows = first_row + source.rows - begin;
+  const int64_t first_row = source.offset / width, last_row = first_row + source.rows - 1;
+  const bool in_one_block = first_row / block == last_row / block;
+  const int64_t begin = in_one_block ? first_row : first_row / block * block, rows = last_row + 1 - begin;
   Band band{.first_row = first_row - begin,
             .first_col = source.offset % width,
             .scales_of_row = (width + source.packing.block_cols - 1) / source.packing.block_cols};
   band.packed.resize(rows * width);
   band.scale.resize((rows + block - 1) / block * band.scales_of_row);
   folder.read(source.hf_name, begin * width, (begin + rows) * width, reinterpret_cast<char*>(band.packed.data()));
-  const int64_t first_scale = begin / block * band.scales_of_row * static_cast<int64_t>(sizeof(float));
+  const int64_t first_scale = first_row / block * band.scales_of_row * static_cast<int64_t>(sizeof(float));
   folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(band.scale.size() * sizeof(float)),
               reinterpret_cast<char*>(band.scale.data()));
   check_scales(source, band.scale, band.packed);

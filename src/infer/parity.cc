@@ -94,8 +94,8 @@ void check_mtp(const ParitySpec& spec, const ModelSpec& model) {
 }
 
 AdapterOf adapter_of(const ParitySpec& spec, const ModelSpec& model) {
-  if (spec.adapter.empty()) return {};
-  const std::unique_ptr<AdapterReader> adapters = open_adapter(spec.adapter, model);
+  if (spec.adapter.path.empty()) return {};
+  const std::unique_ptr<AdapterReader> adapters = open_adapter(spec.adapter.path, model);
   LoraSpec lora = adapters->lora();
   lora.targets = adapters->matrices();
   return {.lora = lora, .has_fused_experts = adapters->has_fused_experts()};
@@ -189,14 +189,14 @@ ParityResult write_parity(const ParitySpec& spec) {
   const ModelSpec model = read_model_spec(spec.model);
   check_mtp(spec, model);
   const ParityTokens t = read_parity_tokens(spec.tokens, model);
-  check_weights(spec.model, model);
+  check_weights(spec.model, model, spec.adapter);
   EngineSpec with_adapter = engine_spec(model, spec, t);
   const AdapterOf adapter = adapter_of(spec, model);
   with_adapter.lora = adapter.lora;
   Engine engine(with_adapter);
   Stream s = engine.stream();
   const std::vector<NotFinite> not_finite = load_weights(s, engine.model(), spec.model);
-  if (!spec.adapter.empty()) load_adapter(s, engine.model(), with_adapter.lora, spec.adapter);
+  if (with_adapter.lora.is_on()) load_adapter(s, engine.model(), with_adapter.lora, spec.adapter.path);
   fill_batch(engine.batch(), t, spec.mtp_coeff);
   const int64_t depths = engine.model().num_mtp_depths();
   spec.gradients ? engine.forward_backward() : engine.forward();

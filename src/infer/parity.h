@@ -11,13 +11,14 @@
 #include "core/tensor.h"
 #include "device/kernel_choice.h"
 #include "weights/not_finite.h"
+#include "weights/source.h"
 
 namespace moebius {
 
 struct ParitySpec {
-  std::string out;           // safetensors file to write
-  std::string model;         // path of the model, as in weights/load.h
-  std::string adapter = {};  // path of an adapter, as in weights/adapter.h; empty: none
+  std::string out;    // safetensors file to write
+  std::string model;  // path of the model, as in weights/load.h
+  AddedAdapter adapter = {};
   std::string tokens;  // safetensors file with `tokens` I32 or I64 [B, S], and optionally `doc_start` of the same shape
   bool gradients = false;
   double mtp_coeff = 0.0;  // weight of multi-token prediction in the objective of the gradients; 0: without it

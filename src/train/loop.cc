@@ -68,10 +68,10 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       signal_(signal),
       engine_(engine_spec(run_, world_)),
       loader_(open_loader(control_, run.data.train, run_, /*shuffle=*/true, engine_.data_share())),
-      data_fingerprint_(fingerprint_of(control_, loader_)),
+      inputs_{.data = fingerprint_of(control_, loader_)},
       store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
              run.checkpoint.async_save) {
-  check_agree(control_, {"the training data", data_fingerprint_});
+  check_agree(control_, {"the training data", inputs_.data});
   for (const std::string& machine : control_.gather(machine_name()))
     hosts_.push_back(machine.substr(0, machine.find('/')));
   host_link_ = host_link(control_, engine_);
@@ -116,7 +116,7 @@ int TrainingRun::run() {
 }
 
 void TrainingRun::start() {
-  saved_step_ = RunStart({run_, control_, log_, engine_, store_}, data_fingerprint_).start();
+  saved_step_ = RunStart({run_, control_, log_, engine_, store_}, inputs_).start();
   first_step_ = saved_step_ + 1;
 }
 
@@ -306,7 +306,7 @@ void TrainingRun::save(int64_t step) {
   Stream s = engine_.stream();
   control_.together([&] { check_state_is_finite(step, state); });
   control_.on_root([&] { run_log_.sync(); });
-  store_.save(step, state, checkpoint_meta(run_, step, data_fingerprint_), &s);
+  store_.save(step, state, checkpoint_meta(run_, step, inputs_), &s);
   engine_.sample_peak_memory();
   saved_step_ = step;
   on_root_only([&] { run_log_.write_event("checkpoint", step, nlohmann::ordered_json::object()); });

@@ -18,6 +18,7 @@
 #include "train/metrics.h"
 #include "train/rank_report.h"
 #include "train/run_log.h"
+#include "train/state.h"
 #include "train/watch/host_link.h"
 
 namespace moebius {
@@ -73,7 +74,7 @@ class TrainingRun {
   Trace trace_;  // outlives the engine, which may still write to it
   Engine engine_;
   Loader loader_;
-  std::string data_fingerprint_;
+  RunInputs inputs_;
   std::optional<Loader> valid_;
   CheckpointStore store_;
   RunLog run_log_{run_, log_};

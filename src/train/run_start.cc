@@ -52,7 +52,10 @@ void log_note(Log& log, const StartNote& note) {
 }
 
 int64_t RunStart::start() {
-  check_base();
+  if (run_.lora.is_on()) {
+    check_base_is_elsewhere();
+    inputs_.base = fingerprint_of_base();
+  }
   if (run_.checkpoint.resume) {
     if (const int64_t step = resume(); step > 0) return step;
   }
@@ -66,8 +69,7 @@ void RunStart::fill_weights() { run_.init_from.empty() ? start_from_random_weigh
 
 // Checkpoints of adapters do not contain the model, so the model must not be one of the checkpoints that this
 // run sets aside.
-void RunStart::check_base() const {
-  if (!run_.lora.is_on()) return;
+void RunStart::check_base_is_elsewhere() const {
   const auto of_run = [&](const std::filesystem::path& path) {
     const std::string run = std::filesystem::weakly_canonical(run_.dir).string() + "/";
     return (std::filesystem::weakly_canonical(path).string() + "/").starts_with(run);
@@ -78,6 +80,19 @@ void RunStart::check_base() const {
                 run_.init_from, run_.dir);
 }
 
+// Each rank reads samples of some tensors, so that the time falls with their number.
+WeightsFingerprint RunStart::fingerprint_of_base() {
+  WeightsFingerprint all;
+  std::string mine;
+  control_.together([&] {
+    const auto weights = open_weights(find_weights(run_.init_from), ModelCatalog(run_.model, /*holds_mtp=*/false));
+    const auto rank = static_cast<size_t>(control_.rank()), size = static_cast<size_t>(control_.size());
+    mine = to_text(fingerprint_of(*weights, run_.model, {.first = rank, .step = size}));
+  });
+  for (const std::string& text : control_.gather(mine)) all = all + parse_fingerprint(text, "train");
+  return all;
+}
+
 void RunStart::start_adapters() {
   if (!run_.lora.is_on()) return;
   Stream s = engine_.stream();
@@ -85,9 +100,15 @@ void RunStart::start_adapters() {
     engine_.model().params().init_adapters(s, run_.seed);
     return engine_.gather_weights(s);  // with sharded gradients an owner draws its own elements alone
   }
-  control_.together([&] { load_adapter(s, engine_.model(), run_.lora, run_.lora.init_from); });
+  std::optional<WeightsFingerprint> base;
+  control_.together([&] { base = load_adapter(s, engine_.model(), run_.lora, run_.lora.init_from); });
   engine_.gather_weights(s);  // with a remainder, their owners round them in another way
   log_.info("adapters from {}", run_.lora.init_from);
+  if (base && base->values != inputs_.base->values)
+    log_.warn(
+        "lora.init_from = \"{}\": its adapters were trained on other weights than those in model.init_from = \"{}\", and "
+        "are trained further on these",
+        run_.lora.init_from, run_.init_from);
 }
 
 void RunStart::start_from_random_weights() {
@@ -161,16 +182,32 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
   std::string lines;
   for (const std::string& line : diff) lines += "\n  " + line;
   const std::string saved_data = checkpoint.meta().value("data", "");
-  MOEBIUS_CHECK(usage, saved_data == data_fingerprint_,
+  MOEBIUS_CHECK(usage, saved_data == inputs_.data,
                 "resume: the datasets of data.train are not those that {} was trained on; a line a dataset, the "
                 "checkpoint's:\n{}\nnow:\n{}\nbring them back; or {}; or {}",
-                run_.dir, saved_data, data_fingerprint_, new_run_text(run_.dir), starting_over_text(run_.dir));
+                run_.dir, saved_data, inputs_.data, new_run_text(run_.dir), starting_over_text(run_.dir));
   MOEBIUS_CHECK(usage, diff.empty(),
                 "resume: {} holds another training run; the checkpoint's value -> the recipe's:{}\nrestore these; or "
                 "{}; or {}",
                 run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
+  if (inputs_.base) check_same_base(checkpoint);
   if (checkpoint.step() < run_.train.steps) warn_of_new_schedule(saved);
   log_conversions(saved, checkpoint.step());
+}
+
+void RunStart::check_same_base(const CheckpointReader& checkpoint) const {
+  const std::string saved = checkpoint.meta().value(kBaseKey, ""), now = to_text(*inputs_.base);
+  if (saved.empty())
+    return log_.info(
+        "the checkpoint has no fingerprint of the weights in model.init_from = \"{}\", so they were not "
+        "compared; the next checkpoint has one",
+        run_.init_from);
+  MOEBIUS_CHECK(
+      usage, saved == now,
+      "resume: the weights in model.init_from = \"{}\" are not those that the adapters in {} were trained on; "
+      "the checkpoint's fingerprint is\n  {}\nand now it is\n  {}\nbring them back; or train the adapters "
+      "further on these weights in another run.dir, with lora.init_from = \"{}\"; or {}",
+      run_.init_from, run_.dir, saved, now, run_.dir, starting_over_text(run_.dir));
 }
 
 void RunStart::log_conversions(const RunSpec& saved, int64_t step) const {

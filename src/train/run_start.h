@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "engine/engine.h"
 #include "train/start_notes.h"
+#include "train/state.h"
 
 namespace moebius {
 
@@ -29,14 +30,14 @@ struct RunParts {
 
 class RunStart {
  public:
-  // data_fingerprint: Loader::fingerprint of the training data.
-  RunStart(const RunParts& parts, std::string data_fingerprint)
+  // start() fills inputs.base.
+  RunStart(const RunParts& parts, RunInputs& inputs)
       : run_(parts.run),
         control_(parts.control),
         log_(parts.log),
         engine_(parts.engine),
         store_(parts.store),
-        data_fingerprint_(std::move(data_fingerprint)) {}
+        inputs_(inputs) {}
 
   // Fills weights and optimizer. Returns the step of the checkpoint that the run resumed from, 0
   // for a new run. All ranks call it together. Throws Error{usage} when the folder holds another run,
@@ -47,12 +48,14 @@ class RunStart {
   void fill_weights();  // for a new run: everything that a checkpoint of adapters does not hold
   void start_from_random_weights();
   void start_from_weights();
-  void check_base() const;
+  void check_base_is_elsewhere() const;
+  WeightsFingerprint fingerprint_of_base();
   void start_adapters();
   void set_old_checkpoints_aside();
   int64_t resume();
   void read_state(const CheckpointReader& checkpoint, const std::string& folder);
   void check_same_run(const CheckpointReader& checkpoint) const;
+  void check_same_base(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
   void log_conversions(const RunSpec& saved, int64_t step) const;
 
@@ -61,7 +64,7 @@ class RunStart {
   Log& log_;
   Engine& engine_;
   CheckpointStore& store_;
-  std::string data_fingerprint_;
+  RunInputs& inputs_;
 };
 
 }  // namespace moebius

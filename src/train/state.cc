@@ -72,12 +72,14 @@ std::vector<NamedTensor> training_state(Engine& engine) {
   return state;
 }
 
-nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const std::string& data) {
-  return {{"step", step},
-          {"model", hf_from_model_spec(run.model)},
-          {"recipe", to_toml(run, /*with_provenance=*/false)},
-          {"identity", train_identity(run)},
-          {"data", data}};
+nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const RunInputs& inputs) {
+  nlohmann::json meta = {{"step", step},
+                         {"model", hf_from_model_spec(run.model)},
+                         {"recipe", to_toml(run, /*with_provenance=*/false)},
+                         {"identity", train_identity(run)},
+                         {"data", inputs.data}};
+  if (inputs.base) meta[kBaseKey] = to_text(*inputs.base);
+  return meta;
 }
 
 }  // namespace moebius

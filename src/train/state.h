@@ -2,12 +2,21 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "checkpoint/tensors.h"
 #include "engine/engine.h"
+#include "weights/fingerprint.h"
 
 namespace moebius {
+
+// Fingerprints of what a run reads and its checkpoints do not hold.
+struct RunInputs {
+  std::string data;                        // Loader::fingerprint of the training data
+  std::optional<WeightsFingerprint> base;  // frozen weights of model.init_from; nothing: the run has no adapters
+};
 
 // Returns the elements that this rank owns of every part of every parameter (f32 masters) and of router
 // state, under the part's global name, and of the optimizer's state, under the names that the
@@ -16,7 +25,8 @@ namespace moebius {
 std::vector<NamedTensor> training_state(Engine& engine);
 
 // Returns the other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML,
-// "identity": the keys that change what is trained, "data": the fingerprint of the training data}.
-nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const std::string& data);
+// "identity": the keys that change what is trained, "data": the fingerprint of the training data, "base": that of the
+// weights that adapters belong to}.
+nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const RunInputs& inputs);
 
 }  // namespace moebius

@@ -44,6 +44,12 @@ class PeftAdapters final : public AdapterReader {
   bool has_fused_experts() const override { return folder_.has_fused_experts(); }
   void read(size_t entry, void* dst) const override { folder_.read(folder_.entries()[entry], dst); }
   int64_t rank_of(size_t entry) const override { return folder_.entries()[entry].rank; }
+  std::optional<WeightsFingerprint> base() const override {
+    const std::string text = folder_.base_fingerprint();
+    if (text.empty()) return std::nullopt;
+    return parse_fingerprint(text, fmt::format("{}/{}: {}", dir_, kPeftWeights, kPeftBaseKey));
+  }
+  std::string base_name() const override { return folder_.base_name(); }
 
  private:
   std::string dir_;
@@ -54,8 +60,10 @@ class PeftAdapters final : public AdapterReader {
 class CheckpointAdapters final : public AdapterReader {
  public:
   // folder: a checkpoint of a run with [lora].
-  explicit CheckpointAdapters(const std::string& folder)
-      : folder_(folder), reader_(folder), lora_(read_run_spec(folder)->lora) {
+  explicit CheckpointAdapters(const std::string& folder) : folder_(folder), reader_(folder) {
+    const RunSpec run = *read_run_spec(folder);
+    lora_ = run.lora;
+    base_name_ = run.init_from;
     for (const auto& [name, tensor] : reader_.tensors()) {
       if (is_adapter_part(name))
         entries_.push_back({name, matrix_shape(tensor.shape, folder + ": " + name), tensor.dtype});
@@ -68,9 +76,15 @@ class CheckpointAdapters final : public AdapterReader {
     const WeightsEntry& e = entries_[entry];
     reader_.read(e.name, {.data = dst, .shape = e.shape, .dtype = e.dtype});
   }
+  std::optional<WeightsFingerprint> base() const override {
+    const std::string text = reader_.meta().value(kBaseKey, "");
+    if (text.empty()) return std::nullopt;
+    return parse_fingerprint(text, fmt::format("checkpoint {}: {}", folder_, kBaseKey));
+  }
+  std::string base_name() const override { return base_name_; }
 
  private:
-  std::string folder_;
+  std::string folder_, base_name_;
   CheckpointReader reader_;
   LoraSpec lora_;
   std::vector<WeightsEntry> entries_;
@@ -136,20 +150,28 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
                 problem("without their partner", alone));
 }
 
-// w [out, in] += scale * b [out, r] a [r, in]
-void add_product(std::vector<float>& w, const std::vector<float>& a, const std::vector<float>& b, int64_t rank,
-                 float scale) {
-  const int64_t in = std::ssize(a) / rank, out = std::ssize(b) / rank;
-  std::vector<float> row(in);
-  for (int64_t o = 0; o < out; ++o) {
-    std::fill(row.begin(), row.end(), 0.0f);
+// w += scale * b [out, r] a [r, in], where w is a slice of [out, in]. The bits of an element do not depend on the slice.
+void add_product(float* w, const TensorSlice& slice, const std::vector<float>& a, const std::vector<float>& b,
+                 int64_t rank, float scale) {
+  const int64_t in = std::ssize(a) / rank;
+  const Shard& shard = slice.shard;
+  const int64_t first_row = shard.dim == 0 ? shard.begin : 0, first_col = shard.dim == 1 ? shard.begin : 0,
+                width = shard.dim == 1 ? shard.count : in;
+  std::vector<float> row(static_cast<size_t>(width));
+  for (int64_t at = slice.begin; at < slice.end;) {
+    const int64_t o = first_row + at / width, col = first_col + at % width,
+                  count = std::min(width - at % width, slice.end - at);
+    std::fill_n(row.begin(), count, 0.0f);
     for (int64_t j = 0; j < rank; ++j) {
       const float factor = b[o * rank + j];
+      const float* a_row = &a[j * in + col];
 #pragma omp simd
-      for (int64_t i = 0; i < in; ++i) row[i] += factor * a[j * in + i];
+      for (int64_t i = 0; i < count; ++i) row[i] += factor * a_row[i];
     }
+    float* w_row = w + (at - slice.begin);
 #pragma omp simd
-    for (int64_t i = 0; i < in; ++i) w[o * in + i] += scale * row[i];
+    for (int64_t i = 0; i < count; ++i) w_row[i] += scale * row[i];
+    at += count;
   }
 }
 
@@ -179,21 +201,28 @@ class MergedWeights final : public WeightsReader {
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
   void read(size_t entry, void* dst) const override {
     if (a_[entry] == kNone) return base_->read(entry, dst);
-    const WeightsEntry& from = base_->entries()[entry];
-    std::vector<char> bytes(from.bytes());
-    base_->read(entry, bytes.data());
-    std::vector<float> w(from.shape.numel());
-    convert_elements(w.data(), DType::f32, bytes.data(), from.dtype, from.shape.numel(), from.name);
-    add_product(w, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]), adapters_->rank_of(a_[entry]),
-                adapters_->lora().scale());
-    std::copy(w.begin(), w.end(), static_cast<float*>(dst));
+    read_slice(entry, whole_slice(dims_of(entries_[entry].shape)), dst);
   }
   void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
-    if (a_[entry] == kNone) return base_->read_slice(entry, slice, dst);
-    WeightsReader::read_slice(entry, slice, dst);
+    read_merged(entry, slice, dst, &WeightsReader::read_slice);
+  }
+  void read_sample(size_t entry, const TensorSlice& slice, void* dst) const override {
+    read_merged(entry, slice, dst, &WeightsReader::read_sample);
   }
 
  private:
+  using Read = void (WeightsReader::*)(size_t, const TensorSlice&, void*) const;
+
+  void read_merged(size_t entry, const TensorSlice& slice, void* dst, Read read) const {
+    if (a_[entry] == kNone) return ((*base_).*read)(entry, slice, dst);
+    const WeightsEntry& from = base_->entries()[entry];
+    std::vector<char> bytes(static_cast<size_t>(slice.numel() * size_of(from.dtype)));
+    ((*base_).*read)(entry, slice, bytes.data());
+    convert_elements(dst, DType::f32, bytes.data(), from.dtype, slice.numel(), from.name);
+    add_product(static_cast<float*>(dst), slice, adapters_->read_f32(a_[entry]), adapters_->read_f32(b_[entry]),
+                adapters_->rank_of(a_[entry]), adapters_->lora().scale());
+  }
+
   static constexpr size_t kNone = SIZE_MAX;
   std::unique_ptr<WeightsReader> base_;
   std::unique_ptr<AdapterReader> adapters_;
@@ -262,7 +291,7 @@ std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const Model
   return adapters;
 }
 
-void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path) {
+std::optional<WeightsFingerprint> load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path) {
   const std::unique_ptr<AdapterReader> adapters = open_adapter(path, model.spec());
   MOEBIUS_CHECK(input, adapters->lora().rank == lora.rank && adapters->lora().scale() == lora.scale(),
                 "adapter {}: expected lora.rank = {} and lora.alpha = {}; it has {} and {}; set these in the recipe",
@@ -304,6 +333,7 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
     if (p.spec.kind != ParamKind::adapter) continue;
     for (const ParamPart& part : p.spec.parts) load_part(s, p, part, adapters->read_f32(entry_of.at(part.name)));
   }
+  return adapters->base();
 }
 
 namespace {
@@ -341,10 +371,30 @@ std::string base_of_adapters(const std::string& checkpoint) {
   return base;
 }
 
-std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std::string& adapter,
+namespace {
+
+void check_base(const AdapterReader& adapters, const std::string& folder, const WeightsReader& weights,
+                const ModelSpec& model) {
+  const std::optional<WeightsFingerprint> expected = adapters.base();
+  if (!expected) return;
+  const WeightsFingerprint found = fingerprint_of(weights, model);
+  const std::string name = adapters.base_name();
+  MOEBIUS_CHECK(
+      input, found.values == expected->values,
+      "adapter {}: expected the weights that it was trained on{}, with the fingerprint {}; got those in {}, with "
+      "{}; bring back its own base, or add it to these all the same with --adapter {} --any-base",
+      adapters.path(), name.empty() ? "" : fmt::format(" ({})", name), to_text(*expected), folder, to_text(found),
+      adapters.path());
+}
+
+}  // namespace
+
+std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const AddedAdapter& adapter,
                                            const ModelCatalog& catalog) {
-  std::unique_ptr<AdapterReader> adapters = open_adapter(adapter, catalog.model());
-  return std::make_unique<MergedWeights>(open_weights(base, catalog), std::move(adapters));
+  std::unique_ptr<AdapterReader> adapters = open_adapter(adapter.path, catalog.model());
+  std::unique_ptr<WeightsReader> weights = open_weights(base, catalog);
+  if (!adapter.any_base) check_base(*adapters, base.path, *weights, catalog.model());
+  return std::make_unique<MergedWeights>(std::move(weights), std::move(adapters));
 }
 
 }  // namespace moebius

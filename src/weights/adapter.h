@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "core/stopped.h"
 #include "hub/peft_experts.h"
 #include "model/model.h"
+#include "weights/fingerprint.h"
 #include "weights/source.h"
 
 namespace moebius {
@@ -26,6 +28,10 @@ class AdapterReader {
   // Returns that of lora(), or twice it for experts whose gate and up share such an A (hub/peft_experts.h).
   virtual int64_t rank_of(size_t entry) const;
   std::vector<float> read_f32(size_t entry) const;
+  // Returns the fingerprint of the weights that the adapters were trained on; nothing if the folder has none.
+  virtual std::optional<WeightsFingerprint> base() const = 0;
+  // Returns the name of these weights, such as a folder; it may be empty.
+  virtual std::string base_name() const = 0;
   // Returns whether the folder has one tensor for all experts of a layer (hub/peft_experts.h).
   virtual bool has_fused_experts() const { return false; }
   // Returns the names of the A tensors without their suffixes, sorted. As lora.targets they give the same adapters.
@@ -39,9 +45,10 @@ ExpertAdapters expert_adapters_of(const ModelSpec& model, int64_t rank);
 // there are no adapters, and when a tensor has another shape than rank and model require, or A or B is missing.
 std::unique_ptr<AdapterReader> open_adapter(const std::string& path, const ModelSpec& model);
 
-// Fills the adapters of the model, masters and weights, on the stream s of its device. Throws Error{input}
-// naming rank, alpha or tensors where the folder's adapters are not those of the model, as where rank_of() differs.
-void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path);
+// Fills the adapters of the model, masters and weights, on the stream s of its device. Returns AdapterReader::base() of
+// the folder. Throws Error{input} naming rank, alpha or tensors where the folder's adapters are not those of the model,
+// as where rank_of() differs.
+std::optional<WeightsFingerprint> load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::string& path);
 
 // Returns the folder of the model for which a checkpoint's adapters were trained; empty for a checkpoint of
 // a whole model. Throws Error{input} when it has adapters and no such folder, or when that model is made of
@@ -49,8 +56,10 @@ void load_adapter(Stream& s, Model& model, const LoraSpec& lora, const std::stri
 std::string base_of_adapters(const std::string& checkpoint);
 
 // Returns the weights of a model with adapters added: W + scale * B A in f32 where there is an adapter, and
-// what the model has elsewhere. adapter: as for open_adapter().
-std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const std::string& adapter,
+// what the model has elsewhere. A slice of a matrix is computed alone, with the same bits. Throws Error{input} if
+// the adapter has a fingerprint of other weights than those of the model (by WeightsFingerprint::values), unless any
+// may be its base.
+std::unique_ptr<WeightsReader> open_merged(const WeightsFolder& base, const AddedAdapter& adapter,
                                            const ModelCatalog& catalog);
 
 struct AdapterExport {

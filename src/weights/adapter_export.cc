@@ -159,7 +159,9 @@ AdapterExportResult export_adapter(const AdapterExport& spec) {
     result.bytes += tensor.shape[0] * tensor.shape[1] * size_of(DType::f32);
   }
   NewFolder folder(spec.out);
-  SafetensorsWriter writer(folder.path() + "/" + kPeftWeights, std::move(decls), {{"format", "pt"}});
+  SafetensorsMetadata metadata{{"format", "pt"}};
+  if (const auto base = adapters->base()) metadata[kPeftBaseKey] = to_text(*base);
+  SafetensorsWriter writer(folder.path() + "/" + kPeftWeights, std::move(decls), metadata);
   for (const auto& [name, tensor] : tensors) {
     throw_if_stopped(spec.should_stop);
     const std::vector<float> values = values_of(tensor, *adapters);

@@ -42,7 +42,7 @@ class TrainedGateUp : public testing::Test {
     for (int64_t j = 0; j < kWide; ++j) sum += b_[row * kWide * E_ + j * E_ + e] * a_[(e * kWide + j) * H_ + column];
     return sum;
   }
-  std::unique_ptr<WeightsReader> merged() { return open_merged(find_weights(kModel), dir_.path(), catalog_); }
+  std::unique_ptr<WeightsReader> merged() { return open_merged(find_weights(kModel), {.path = dir_.path()}, catalog_); }
 
   TestDir dir_;
   ModelSpec model_ = read_model_spec(kModel);

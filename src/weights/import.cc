@@ -33,8 +33,7 @@ ImportResult import_hugging_face(const ImportSpec& spec) {
                 "import: expected a Hugging Face folder; got {}, a checkpoint already; use it as it is", from.path);
   const ModelSpec said = read_model_spec(from.path), model = with_mtp_of(from, said);
   const ModelCatalog catalog(model);
-  const std::unique_ptr<WeightsReader> reader =
-      spec.adapter.empty() ? open_weights(from, catalog) : open_merged(from, spec.adapter, catalog);
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, catalog, spec.adapter);
   const std::vector<ShardCopy> shards = into_shards(as_stored(*reader), spec.shard_bytes);
 
   NewFolder folder(spec.out);

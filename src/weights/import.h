@@ -8,6 +8,7 @@
 
 #include "core/stopped.h"
 #include "weights/not_finite.h"
+#include "weights/source.h"
 
 namespace moebius {
 
@@ -17,9 +18,9 @@ inline constexpr const char* kImportedKey = "imported";
 inline constexpr const char* kImportedFiles = "files";
 
 struct ImportSpec {
-  std::string out;           // checkpoint folder to make
-  std::string model;         // Hugging Face folder
-  std::string adapter = {};  // path as in weights/adapter.h: it is added to the model's matrices; empty: none
+  std::string out;    // checkpoint folder to make
+  std::string model;  // Hugging Face folder
+  AddedAdapter adapter = {};
   int64_t shard_bytes = 5'000'000'000;
   ShouldStop should_stop = {};  // asked before each tensor and each other file
 };

@@ -195,9 +195,9 @@ class PartLoader {
 
 }  // namespace
 
-std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path) {
+std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path, const AddedAdapter& adapter) {
   const WeightsFolder from = find_weights(path);
-  const std::unique_ptr<WeightsReader> reader = open_weights(from, model.base_catalog());
+  const std::unique_ptr<WeightsReader> reader = open_weights(from, model.base_catalog(), adapter);
   std::map<std::string, size_t> entries;
   for (size_t i = 0; i < reader->entries().size(); ++i) entries[reader->entries()[i].name] = i;
   std::map<std::string, const Param*> params;
@@ -217,8 +217,8 @@ std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& 
   return loader.not_finite();
 }
 
-void check_weights(const std::string& path, const ModelSpec& model) {
-  open_weights(find_weights(path), ModelCatalog(model, /*holds_mtp=*/false));
+void check_weights(const std::string& path, const ModelSpec& model, const AddedAdapter& adapter) {
+  open_weights(find_weights(path), ModelCatalog(model, /*holds_mtp=*/false), adapter);
 }
 
 }  // namespace moebius

@@ -8,6 +8,7 @@
 #include "config/run_spec.h"
 #include "model/model.h"
 #include "weights/not_finite.h"
+#include "weights/source.h"
 
 namespace moebius {
 
@@ -25,11 +26,12 @@ std::optional<RunSpec> read_run_spec(const std::string& path);
 // must have the whole model. Throws Error{input} that lists tensors that are missing, unexpected or of another shape
 // (the first 20 and the counts). The optimizer state of a checkpoint is not read. Returns the tensors with non-finite
 // elements, for a warning.
-std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path);
+// An adapter is added to the weights first, each rank to its shards.
+std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path, const AddedAdapter& adapter = {});
 
-// Checks that a folder's tensors are those of the model. Throws the same Error{input} as load_weights(), before memory
+// Checks that a folder's tensors are those of the model, and an adapter one of it. Throws the same Error{input} as load_weights(), before memory
 // is allocated, since the sizes in a config.json or a recipe may be wrong.
 // Tensors of multi-token prediction are ignored.
-void check_weights(const std::string& path, const ModelSpec& model);
+void check_weights(const std::string& path, const ModelSpec& model, const AddedAdapter& adapter = {});
 
 }  // namespace moebius

@@ -20,10 +20,11 @@ WeightsFolder find_weights(const std::string& path) {
   for (const std::string& dir : {path, path + "/checkpoints"}) {
     if (const auto newest = newest_checkpoint(dir, nullptr)) return {WeightsFolder::Kind::checkpoint, *newest};
   }
-  MOEBIUS_CHECK(input, !fs::exists(path + "/" + kPeftConfig),
-                "model {0}: expected the weights of a model; got only an adapter of PEFT; add it to its model with "
-                "moebius import MODEL CHECKPOINT --adapter {0}, and give CHECKPOINT",
-                path);
+  MOEBIUS_CHECK(
+      input, !fs::exists(path + "/" + kPeftConfig),
+      "model {0}: expected the weights of a model; got only an adapter of PEFT; give its model and --adapter {0} "
+      "to generate and chat, or merge both with moebius import MODEL CHECKPOINT --adapter {0}",
+      path);
   MOEBIUS_FAIL(input,
                "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "
                "with a complete "
@@ -31,11 +32,14 @@ WeightsFolder find_weights(const std::string& path) {
                path);
 }
 
-std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog) {
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog,
+                                            const AddedAdapter& adapter) {
+  if (!adapter.path.empty()) return open_merged(from, adapter, catalog);
   check_device(catalog.model(), DeviceKind::cpu, {});
   if (from.kind == WeightsFolder::Kind::hugging_face) return open_hugging_face(from.path, catalog);
   const std::string base = base_of_adapters(from.path);
-  return base.empty() ? open_checkpoint(from.path, catalog) : open_merged(find_weights(base), from.path, catalog);
+  return base.empty() ? open_checkpoint(from.path, catalog)
+                      : open_merged(find_weights(base), {.path = from.path}, catalog);
 }
 
 void WeightsReader::read_blocks(size_t, const Shard&, int64_t, int64_t, void*, void*) const {

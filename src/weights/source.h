@@ -32,6 +32,12 @@ std::string missing_mtp_notice(const WeightsFolder& from, const ModelSpec& model
 // Returns whether a canonical name is one of those tensors.
 bool is_of_mtp(const std::string& name, const ModelSpec& model);
 
+// An adapter that is added to the weights of a model.
+struct AddedAdapter {
+  std::string path = {};  // as for open_adapter() in weights/adapter.h; empty: none
+  bool any_base = false;  // whether the weights may be others than those that the adapter was trained on
+};
+
 struct WeightsEntry {
   std::string name;  // canonical
   Shape shape;
@@ -48,6 +54,8 @@ class WeightsReader {
   virtual void read(size_t entry, void* dst) const = 0;  // its bytes, in the dtype on disk
   // Reads the elements of a slice of it. This default reads the whole tensor to do so.
   virtual void read_slice(size_t entry, const TensorSlice& slice, void* dst) const;
+  // The same for a few elements, of which the reader may skip checks to read little else.
+  virtual void read_sample(size_t entry, const TensorSlice& slice, void* dst) const { read_slice(entry, slice, dst); }
   // Returns how it is quantised on disk: f8_e4m3 with square_blocks or f4_e2m1 with mx_blocks (core/quantized.h), else
   // none. Then read_blocks() reads the rows [begin, end) of a shard of it as they are: data [rows, columns], and the
   // scales of their blocks. REQUIRES: the shard and begin are at blocks.
@@ -63,8 +71,10 @@ class WeightsReader {
 // of another shape (the first 20 and the counts). A checkpoint of adapters gives the model that they
 // belong to, with the adapters added (weights/adapter.h). Tensors of multi-token prediction are passed over
 // where the catalog has none of its modules, and so are the hub's copies of embedding and head in
-// them, which must be copies. Throws Error{usage} for a model that no device supports.
-std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog);
+// them, which must be copies. With an adapter the weights are those of open_merged() in weights/adapter.h. Throws
+// Error{usage} for a model that no device supports.
+std::unique_ptr<WeightsReader> open_weights(const WeightsFolder& from, const ModelCatalog& catalog,
+                                            const AddedAdapter& adapter = {});
 std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, const ModelCatalog& catalog);
 // Checks bytes against their hashes as they are read.
 std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const ModelCatalog& catalog);

@@ -58,6 +58,9 @@ class CheckpointWeights final : public WeightsReader {
     const WeightsEntry& e = entries_[entry];
     reader_.read({.name = e.name, .tensor = {.data = dst, .shape = {slice.numel()}, .dtype = e.dtype}, .slice = slice});
   }
+  void read_sample(size_t entry, const TensorSlice& slice, void* dst) const override {
+    reader_.read_unchecked(entries_[entry].name, slice, dst);
+  }
   ReleasedScales released_scales(size_t entry) const override {
     const WeightsEntry& e = entries_[entry];
     const auto found = reader_.tensors().find(e.name + kScaleSuffix);

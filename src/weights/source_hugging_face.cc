@@ -134,13 +134,15 @@ class HuggingFaceWeights final : public WeightsReader {
   }
   const std::vector<WeightsEntry>& entries() const override { return entries_; }
   void read(size_t entry, void* dst) const override { read_tensor(folder_, sources_[entry], dst); }
-  // Reads whole rows of the block, from the first to the last of the slice.
+  // Reads a part of one row of the block, or whole rows from the first to the last of the slice.
   void read_slice(size_t entry, const TensorSlice& slice, void* dst) const override {
     const TensorSource block = block_of(sources_[entry], slice);
     if (slice.numel() == 0) return;
-    const int64_t first = slice.begin / block.cols, last = div_ceil(slice.end, block.cols);
+    const int64_t first = slice.begin / block.cols, last = div_ceil(slice.end, block.cols), of_row = first * block.cols;
+    if (last == first + 1)
+      return read_tensor(folder_, part_of(block, first, last, slice.begin - of_row, slice.end - of_row), dst);
     const TensorSource rows = part_of(block, first, last, 0, block.cols);
-    const int64_t size = size_of(rows.dtype), skipped = slice.begin - first * block.cols;
+    const int64_t size = size_of(rows.dtype), skipped = slice.begin - of_row;
     if (rows.rows * rows.cols == slice.numel()) return read_tensor(folder_, rows, dst);
     std::vector<char> bytes(rows.rows * rows.cols * size);
     read_tensor(folder_, rows, bytes.data());

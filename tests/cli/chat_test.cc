@@ -46,6 +46,17 @@ class Chats : public FineTune {
   }
 };
 
+TEST_F(Chats, AnAdapterGivesTheTrainedAnswers) {
+  build();
+  run_guide("train", {"--set", "train.freeze=[]", "--set", "moe.balance=\"none\"", "--set", "moe.aux_coeff=0", "--set",
+                      "lora.rank=8", "--set", "lora.alpha=32", "--set", "lora.targets=[\"*\"]"});
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  const std::string answers = start({"chat", "runs/tuned"}, kGreedy, "day\nlight\n").out;
+  EXPECT_EQ(answers.substr(0, 6), "night\n");
+  EXPECT_EQ(start({"chat", kModelFolder, "--adapter", "Adapter"}, kGreedy, "day\nlight\n").out, answers);
+  EXPECT_NE(start({"chat", kModelFolder}, kGreedy, "day\nlight\n").out, answers);
+}
+
 TEST_F(Chats, TunedModelGivesTheTrainedAnswers) {
   EXPECT_THAT(build().out, testing::HasSubstr("2 documents, "));
   run_guide("train");
@@ -317,7 +328,7 @@ TEST_F(Chats, TheGuideAdaptsAModelToChats) {
     EXPECT_EQ(ran.code, 0) << line << ": " << ran.err;
     ++done;
   }
-  EXPECT_EQ(done, 6);
+  EXPECT_EQ(done, 7);
   for (const char* made : {"Adapter/adapter_config.json", "Tuned/config.json", "Merged/manifest.json"})
     EXPECT_TRUE(std::filesystem::exists(dir_.path(made))) << made;
 }

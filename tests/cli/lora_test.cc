@@ -1,4 +1,5 @@
 // Adapters from the command line: train, resume, export, merge, and what is refused.
+#include "checkpoint/manifest.h"
 #include "io/safetensors.h"
 #include "tests/built.h"
 #include "tests/cli/finetune.h"
@@ -62,9 +63,10 @@ TEST_F(LoraRun, TrainsAdaptersOfAnUnchangedModel) {
     EXPECT_NE(tensor("merged_bf16", adapted), tensor(kModelFolder, adapted)) << adapted;
 
   run({"export", "runs/tuned", "Adapter", "--adapter"});
-  expect_refused(run_moebius(dir_, {"generate", "Adapter", "--prompt", "x"}), 3,
-                 "got only an adapter of PEFT; add it to its model with moebius import MODEL CHECKPOINT --adapter "
-                 "Adapter, and give CHECKPOINT");
+  expect_refused(
+      run_moebius(dir_, {"generate", "Adapter", "--prompt", "x"}), 3,
+      "got only an adapter of PEFT; give its model and --adapter Adapter to generate and chat, or merge both "
+      "with moebius import MODEL CHECKPOINT --adapter Adapter");
   const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
   EXPECT_EQ(config.at("peft_type"), "LORA");
   EXPECT_EQ(config.at("r"), 4);
@@ -179,6 +181,154 @@ TEST_F(LoraRun, ResumesBitForBit) {
   run({"export", "parts", "parts_adapter", "--adapter"});
   run({"export", "whole", "whole_adapter", "--adapter"});
   expect_same_adapters("parts_adapter", "whole_adapter");
+}
+
+// A run whose base is replaced: by the same weights in other files, and then by another model of the same shapes.
+class LoraOnAnotherBase : public LoraRun {
+ protected:
+  void SetUp() override {
+    LoraRun::SetUp();
+    run({"train", "base.toml", "--set", "run.dir=other", "--set", "run.seed=5"});
+    run({"export", "other", "Other", "--dtype", "bf16", "--files", "tokenizer"});
+    train({"train.steps=2"});
+  }
+  Ran train(const std::vector<std::string>& sets) { return run_guide("train", with_adapters(sets)); }
+  // Makes the base of the run a copy of another folder.
+  void replace_base(const std::string& folder) {
+    std::filesystem::remove_all(dir_.path(kModelFolder));
+    std::filesystem::copy(dir_.path(folder), dir_.path(kModelFolder));
+  }
+};
+
+TEST_F(LoraOnAnotherBase, TheRunDoesNotResume) {
+  run({"export", kModelFolder, "Copy", "--files", "tokenizer", "--shard-bytes", "20000"});
+  EXPECT_TRUE(std::filesystem::exists(dir_.path("Copy/model.safetensors.index.json")));
+  replace_base("Copy");
+  EXPECT_THAT(train({"train.steps=3"}).err, HasSubstr("resumed from"));
+  std::vector<std::string> on_two = with_adapters({"train.steps=4", "parallel.ep=2"});
+  on_two.insert(on_two.end(), {"--ranks", "2"});
+  EXPECT_THAT(run_guide("train", on_two).err, HasSubstr("resumed from"));
+
+  run({"export", kModelFolder, "Wide", "--dtype", "f32", "--files", "tokenizer"});
+  replace_base("Wide");
+  expect_training_refused({"train.steps=6"}, 2, "are not those that the adapters in runs/tuned were trained on");
+  replace_base("Other");
+  for (const char* text :
+       {"resume: the weights in model.init_from = \"Qwen3-30B-A3B\" are not those that the adapters in runs/tuned were "
+        "trained on; the checkpoint's fingerprint is\n  ",
+        "\nbring them back; or train the adapters further on these weights in another run.dir, with lora.init_from = "
+        "\"runs/tuned\"; or start over here with checkpoint.resume=false"})
+    expect_training_refused({"train.steps=6"}, 2, text);
+  EXPECT_THAT(
+      train({"train.steps=1", "run.dir=further", "lora.init_from=runs/tuned"}).err,
+      HasSubstr("warning: lora.init_from = \"runs/tuned\": its adapters were trained on other weights than those "
+                "in model.init_from = \"Qwen3-30B-A3B\", and are trained further on these"));
+  replace_base("Copy");
+  const Ran ran = train({"train.steps=1", "run.dir=same", "lora.init_from=runs/tuned"});
+  EXPECT_THAT(ran.err, Not(HasSubstr("other weights")));
+}
+
+// An adapter knows its base: in the form of PEFT, and as a run.
+TEST_F(LoraOnAnotherBase, ItsAdapterIsRefused) {
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  run({"export", kModelFolder, "Wide", "--dtype", "f32", "--files", "tokenizer"});
+  const std::string refused = ": expected the weights that it was trained on (Qwen3-30B-A3B), with the fingerprint ";
+  const auto expect_wrong_base = [&](const std::vector<std::string>& words, const std::string& adapter) {
+    const Ran ran = run_moebius(dir_, words);
+    expect_refused(ran, 3, "adapter " + adapter + refused);
+    EXPECT_THAT(ran.err, HasSubstr("bring back its own base, or add it to these all the same with --adapter " +
+                                   adapter + " --any-base"));
+  };
+  write_safetensors(dir_.path("tokens"), {{{"tokens", DType::i32, {1, 4}}, std::vector<int32_t>{1, 2, 3, 4}.data()}});
+  const std::vector<std::string> forward{"forward", "Other", "--tokens", "tokens", "--out", "logits"};
+  for (const std::string& adapter : {std::string("Adapter"), std::string("runs/tuned")}) {
+    const std::string path = adapter == "Adapter" ? adapter : "runs/tuned/checkpoints/step-00000002";
+    const auto with = [&](std::vector<std::string> words, const std::vector<std::string>& more = {}) {
+      words.insert(words.end(), {"--adapter", adapter});
+      words.insert(words.end(), more.begin(), more.end());
+      return words;
+    };
+    expect_wrong_base(with({"import", "Other", "x"}), path);
+    EXPECT_FALSE(std::filesystem::exists(dir_.path("x")));
+    expect_wrong_base(with({"generate", "Other", "--prompt", "day"}), path);
+    expect_wrong_base(with({"chat", "Other"}), path);
+    expect_wrong_base(with(forward), path);
+    // The same weights in other dtypes and files are the same base.
+    run(with({"import", "Wide", "wide_" + path.substr(0, 4)}));
+    run(with({"generate", "Other", "--prompt", "day", "--max-tokens", "2"}, {"--any-base"}));
+    run(with(forward, {"--any-base"}));
+  }
+  run({"import", "Other", "x", "--adapter", "Adapter", "--any-base"});
+  run({"import", kModelFolder, "imported"});
+  run({"generate", "imported", "--adapter", "Adapter", "--prompt", "day", "--max-tokens", "2"});
+
+  replace_base("Other");
+  const std::string newest = "runs/tuned/checkpoints/step-00000002";
+  expect_wrong_base({"eval", "runs/tuned", "--data", "runs/tuned/data/pairs", "--seq-len", "48"}, newest);
+  expect_wrong_base({"export", "runs/tuned", "y"}, newest);
+  expect_wrong_base({"generate", "runs/tuned", "--prompt", "day"}, newest);
+  run({"export", "runs/tuned", "Again", "--adapter"});
+  expect_same_adapters("Again", "Adapter");
+  expect_wrong_base({"import", "Other", "y", "--adapter", "Again"}, "Again");
+
+  // PEFT saves no fingerprint, so only names and shapes of its adapters can be compared.
+  const SafetensorsFile file = adapter("Adapter");
+  std::vector<std::vector<char>> bytes;
+  std::vector<SafetensorsTensor> tensors;
+  for (const SafetensorsEntry& e : file.entries()) bytes.push_back(bytes_of(file, e));
+  for (size_t i = 0; i < bytes.size(); ++i)
+    tensors.push_back({{file.entries()[i].name, DType::f32, file.entries()[i].shape}, bytes[i].data()});
+  write_safetensors(dir_.path("Adapter/adapter_model.safetensors"), tensors);
+  run({"import", "Other", "z", "--adapter", "Adapter"});
+}
+
+TEST_F(LoraRun, GeneratesWithAnAdapterAsWithTheMergedModel) {
+  run_guide("train", with_adapters());
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  run({"import", kModelFolder, "merged", "--adapter", "Adapter"});
+  const auto text_of = [&](const std::string& model, const std::vector<std::string>& more) {
+    std::vector<std::string> words{"generate",     model, "--prompt", "day 3?", "--temperature", "0", "--json",
+                                   "--max-tokens", "12",  "--dtype",  "f32"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words).out;
+  };
+  const std::string expected = text_of("merged", {});
+  EXPECT_NE(text_of(kModelFolder, {}), expected);
+  EXPECT_EQ(text_of("runs/tuned", {}), expected);
+  for (const char* adapter : {"Adapter", "runs/tuned"})
+    EXPECT_EQ(text_of(kModelFolder, {"--adapter", adapter}), expected) << adapter;
+  for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
+           {"tp=2"}, {"ep=2"}, {"etp=2"}, {"pp=2"}, {"tp=2", "ep=2"}, {"pp=2", "ep=2"}}) {
+    std::vector<std::string> words{"--adapter", "Adapter", "--ranks",
+                                   layout[0] == "pp=2" && layout.size() == 2 ? "4" : "2"};
+    for (const std::string& key : layout) words.insert(words.end(), {"--set", "parallel." + key});
+    EXPECT_EQ(text_of(kModelFolder, words), expected) << layout[0];
+  }
+  const auto refused = [&](const std::vector<std::string>& more, int code, const std::string& text) {
+    std::vector<std::string> words{"generate", kModelFolder, "--prompt", "day"};
+    words.insert(words.end(), more.begin(), more.end());
+    expect_refused(run_moebius(dir_, words), code, text);
+  };
+  refused({"--adapter", "none"}, 3, "adapter none: expected a folder; got nothing there; check the path");
+  refused({"--adapter", "none", "--ranks", "2", "--set", "parallel.ep=2"}, 3,
+          "error: adapter none: expected a folder; got nothing there; check the path");
+  refused({"--adapter", ""}, 2, "--adapter: expected a path; got an empty text");
+  refused({"--any-base"}, 2, "--any-base requires --adapter");
+  run({"train", "base.toml", "--set", "run.dir=wide", "--set", "model.hidden_size=40", "--set", "train.steps=1"});
+  expect_refused(run_moebius(dir_, {"generate", "wide", "--adapter", "Adapter", "--prompt", "day"}), 3,
+                 "adapter Adapter: expected A [4, in] and B [out, 4] of matrices of the model; got ");
+}
+
+TEST_F(LoraOnAnotherBase, ACheckpointWithoutAFingerprintIsResumed) {
+  const std::string path = dir_.path("runs/tuned/checkpoints/step-00000002/manifest.json");
+  CheckpointManifest manifest = parse_manifest(read_file(path), "test");
+  ASSERT_EQ(manifest.meta.erase("base"), 1u);
+  write_file_atomic(path, to_text(manifest));
+  EXPECT_THAT(
+      train({"train.steps=3"}).err,
+      HasSubstr("the checkpoint has no fingerprint of the weights in model.init_from = \"Qwen3-30B-A3B\", so they "
+                "were not compared; the next checkpoint has one"));
+  EXPECT_THAT(train({"train.steps=4"}).err, Not(HasSubstr("no fingerprint")));
 }
 
 TEST_F(LoraRun, ConfigCountsWhatIsTrained) {

@@ -54,7 +54,7 @@ class Peft : public testing::TestWithParam<std::string> {
     const std::string out = dir_.path(fmt::format("{}.safetensors", name_of(compute)));
     write_parity({.out = out,
                   .model = model,
-                  .adapter = adapter,
+                  .adapter = {.path = adapter},
                   .tokens = folder_ + "/tokens.safetensors",
                   .gradients = !adapter.empty(),
                   .compute = compute,

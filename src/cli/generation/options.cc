@@ -41,6 +41,7 @@ void add_generation_options(Command& command, GenerationOptions& o) {
   SamplingChoices& sampling = o.sampling;
   const std::string otherwise = "; default: that of the model's generation_config.json, or ";
   command.add_option("MODEL", o.model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
+  add_adapter_options(command, o.adapter, " that is added to the weights of MODEL");
   command.add_option("--max-tokens", o.max_tokens, "the maximum number of tokens to add to a text")
       ->capture_default_str();
   command.add_option("--temperature", sampling.temperature,

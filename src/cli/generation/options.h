@@ -11,11 +11,13 @@
 #include "data/chat.h"
 #include "infer/generate.h"
 #include "tokenizer/tokenizer.h"
+#include "weights/source.h"
 
 namespace moebius {
 
 struct GenerationOptions {
   std::string model, tokenizer, device = "cpu", dtype = "bf16";
+  AddedAdapter adapter;
   int64_t max_tokens = 256;
   SamplingChoices sampling;
   uint64_t seed = 0;

@@ -36,6 +36,12 @@ Argument* Argument::delimiter(char character) {
   return this;
 }
 
+Argument* Argument::not_empty() {
+  option_->check(
+      [](const std::string& text) -> std::string { return text.empty() ? "expected a path; got an empty text" : ""; });
+  return this;
+}
+
 Argument* Argument::needs(const Argument& other) {
   option_->needs(other.option_);
   return this;

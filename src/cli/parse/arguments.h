@@ -30,6 +30,7 @@ class Argument {
   Argument* between(int64_t least, int64_t most);
   // A value is a list, with this character between its items.
   Argument* delimiter(char character);
+  Argument* not_empty();
   // The two may not be given together.
   Argument* excludes(const Argument& other);
   // It may only be given together with the other.
