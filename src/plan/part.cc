@@ -153,6 +153,7 @@ class DryStage {
                               .quantize_stats = quantize_stats_ ? &*quantize_stats_ : nullptr,
                               .lora = spec.lora,
                               .max_logits = max_logits_ ? &*max_logits_ : nullptr,
+                              .router_sums = &router_sums_,
                               .sharded_over = spec.fsdp ? spec.mesh : MeshShape{}};
     if (rows_) check_offload_of_rows(spec.offload);
     stage_.emplace(StageContext{.layers = layers,
@@ -160,7 +161,9 @@ class DryStage {
                                 .mtp_loss_sum_D = mtp_loss_sum_,
                                 .offload = spec.offload.any() ? &offload_ : nullptr},
                    stage);
-    metrics_bytes_ = plan_.bytes(Life::metrics);
+    metrics_bytes_ = plan_.bytes(Life::metrics);  // without those of the routers, which all layers share
+    router_sums_.declare(plan_);
+    bytes_before_rows_ = plan_.bytes(Life::metrics);
     if (rows_) rows_->declare(plan_);
     plan_.split_backward(splits);
     stage_->declare_saved(plan_, "", saved_);
@@ -222,7 +225,7 @@ class DryStage {
     const int64_t stash = stash_bytes(pages, rows_->stash_columns(), spec_.precision.compute);
     return {.scratch_bytes = plan_.bytes(Life::rows) - stash,
             .spill_bytes = plan_.spill_bytes(),
-            .counts_ranks = plan_.bytes(Life::metrics) > metrics_bytes_,
+            .counts_ranks = plan_.bytes(Life::metrics) > bytes_before_rows_,
             .pages_of_pass = rows_->pages_of_pass(),
             .h_columns = rows_->h_columns(),
             .low_columns = rows_->low_columns()};
@@ -323,11 +326,12 @@ class DryStage {
   std::optional<QuantizeStats> quantize_stats_;
   std::optional<MaxLogits> max_logits_;
   ActivationOffload offload_;
+  RouterSums router_sums_;
   std::optional<Stage> stage_;
   Stage::Saved saved_;
   MicroBatch batch_;
   Trace trace_;  // of the pass that runs
-  int64_t saved_bytes_ = 0, metrics_bytes_ = 0;
+  int64_t saved_bytes_ = 0, metrics_bytes_ = 0, bytes_before_rows_ = 0;
 };
 
 // Moves the work of Stage::leave() to its own field: the last layer adds its output to the stream, except in a stage

@@ -66,7 +66,7 @@ const Planned kPlanned[] = {
      8,
      true,
      5880414208,
-     49.322071},
+     49.3559426},
     // with the code of cuDNN, and portable kernels alone
     {"other_gpu", "bench_qwen3_30b_a3b_8layers.toml", {}, 1, true, 121011961856, 1473.83836, 80},
     {"other_gpu_portable",

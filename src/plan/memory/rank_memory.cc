@@ -144,6 +144,15 @@ void add_layer_gradients(RankMemory& m, const PartWork& layer) {
   most = std::max(most, one.of(Life::layer_grad));
 }
 
+// Adds the metrics of all routers of the rank (model/moe/router/router_sums.h).
+void add_router_sums(RankMemory& m, const EngineSpec& spec, const StageLayout& layout, int64_t pp_rank) {
+  int64_t layers = 0;
+  for (int64_t v = 0; v < layout.num_virtual(); ++v)
+    layers += moe_layers_of(spec.model, layout.at(pp_rank, v), spec.shape.num_mtp);
+  if (layers > 0)
+    add(m, Life::metrics, 8 * (aligned_numel(layers * (spec.model.num_experts + 1)) + aligned_numel(3 * layers)));
+}
+
 // Adds the tensors that passes save. Layers of a kind share them below the lowest trained one.
 void add_saved(RankMemory& m, LayoutParts& parts, const StageLayout& layout, const PipelineUse& use, int64_t pp_rank) {
   const EngineSpec& spec = parts.spec();
@@ -414,6 +423,7 @@ RankMemory rank_memory(LayoutParts& parts, const StageLayout& layout, const Pipe
   const RankHeld held = held_by(parts, layout, pp_rank);
   add_params(m, spec, held, counted_place(spec, pp_rank));
   add_saved(m, parts, layout, use, pp_rank);
+  add_router_sums(m, spec, layout, pp_rank);
   add_expert_rows(m, parts, layout, use, pp_rank);
   add_messages(m, spec, layout, use);
   add_batch(m, parts);
