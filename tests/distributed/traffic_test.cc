@@ -174,8 +174,7 @@ std::map<Axis, int64_t> expected_bytes(const ModelSpec& m, const Way& way) {
     // The sums of a step are the loss and, for each router, the load, dropped pairs, z-loss,
     // entropy and balance loss.
     add(Axis::dp_cp, 8, 2);
-    add(Axis::tp_cp_dp, stage.moe_layers * (8 * E + 24), 2);
-    add(Axis::dp, stage.moe_layers * 8, 2);
+    add(Axis::tp_cp_dp, stage.moe_layers * (8 * E + 32), 2);
     const Axis experts = mesh.etp > 1 ? Axis::etp_ep : Axis::ep;
     bytes[experts] +=
         kMicroBatches * stage.moe_layers * expert_bytes(m, way, T) * mesh.world() / mesh.pp / group_size(mesh, experts);
