@@ -18,8 +18,8 @@ ParamSpec sinks_spec(const LayerContext& c, const std::string& prefix);
 // all heads is split like the heads.
 ParamSpec qk_norm_spec(const LayerContext& c, const std::string& name, int64_t heads);
 
-// Returns whether rope_fwd and rope_bwd apply the norms of q and k. Where so many tp ranks share the heads that are
-// normalised together, or heads are clipped after their norm, ops of their own do.
+// Returns whether rope_fwd and rope_bwd apply the norms of q and k. Other ops do if the heads that are normalised
+// together are on several tp ranks, or if heads are clipped after their norm.
 bool norms_in_rope(const ModelSpec& m, int64_t tp);
 
 }  // namespace moebius

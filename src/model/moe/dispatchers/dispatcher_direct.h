@@ -12,15 +12,15 @@
 //   backward      The same calls with the same places. The derivatives w.r.t. the weights return as rows of L elements.
 //
 // If nearly all tokens have experts on all ranks (DispatcherSpec::sends_all), every token goes to all of them. Then no
-// counts are exchanged, T rows come from each rank, and the rows of a rank are contiguous: in captured steps copy engines
-// copy them. Rows without experts at a rank are ignored there, and return as zeros, which change no sum.
+// counts are exchanged, and T rows come from each rank. They are contiguous, so copy engines copy them in captured steps.
+// Rows without experts at a rank are ignored there, and return as zeros, which change no sum.
 //
 // A rank has e = E/EP experts, so at most L = min(K, e) pairs of a token are on it. Routes, the index of the rows that
 // arrive, and the derivatives that return have L columns.
 //
 // A round (comm/peer_window.h) separates what one rank writes from what another reads. A forward pass of a layer has
-// four, or three with sends_all, and a backward pass four. Rows are in the order of their ranks, then of their tokens, and no sum depends on
-// when a row arrives. So the bits are those of the all-gather dispatcher, if the ranks are on one node.
+// four, or three with sends_all, and a backward pass four. Rows are in the order of their ranks, then of their tokens,
+// and no sum depends on when a row arrives. So the bits are those of the all-gather dispatcher, for ranks of one node.
 //
 // With T tokens per rank, n rows that it sends to other ranks, and m rows that it gets from them, a rank sends per call
 //   announce  (W - 1) EP 4 + n 8 L bytes    dispatch, combine_bwd  n D elements

@@ -156,6 +156,24 @@ std::vector<Values> returned(const Case& c, Transport& transport) {
   return {y.values(), dx.values(), dweight.values()};
 }
 
+// Expects that each rank gets the same numbers, and no NaN, whether `key` of the case is false or true.
+void expect_same(Case& c, bool& key) {
+  std::map<int, std::vector<Values>> of_false;
+  std::mutex one_at_a_time;
+  for (const bool value : {false, true}) {
+    key = value;
+    run_threads(static_cast<int>(c.mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
+      const std::vector<Values> got = returned(c, transport);
+      const std::lock_guard lock(one_at_a_time);
+      std::vector<Values>& want = of_false[transport.rank()];
+      if (!value) want = got;
+      EXPECT_EQ(got, want);
+      for (const Values& values : got)
+        EXPECT_TRUE(std::none_of(values.begin(), values.end(), [](double x) { return std::isnan(x); }));
+    });
+  }
+}
+
 TEST(DirectDispatcher, SendingAllTokensChangesNoBit) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
     for (const Choice choice : {Choice::even, Choice::skewed, Choice::one}) {
@@ -169,18 +187,7 @@ TEST(DirectDispatcher, SendingAllTokensChangesNoBit) {
                .choice = choice,
                .drops = true,
                .dtype = dtype};
-        std::map<int, std::vector<Values>> exact;
-        std::mutex one_at_a_time;
-        for (const bool all : {false, true}) {
-          c.sends_all = all;
-          run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
-            const std::vector<Values> got = returned(c, transport);
-            const std::lock_guard lock(one_at_a_time);
-            std::vector<Values>& want = exact[transport.rank()];
-            if (!all) want = got;
-            EXPECT_EQ(got, want);
-          });
-        }
+        expect_same(c, c.sends_all);
       }
     }
   }
@@ -202,20 +209,7 @@ TEST(TwoLevelDispatcher, FixedMessagesChangeNoBit) {
                .choice = choice,
                .drops = true,
                .dtype = dtype};
-        std::map<int, std::vector<Values>> exact;
-        std::mutex one_at_a_time;
-        for (const bool fixed : {false, true}) {
-          c.fixed_messages = fixed;
-          run_threads(static_cast<int>(mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
-            const std::vector<Values> got = returned(c, transport);
-            const std::lock_guard lock(one_at_a_time);
-            std::vector<Values>& want = exact[transport.rank()];
-            if (!fixed) want = got;
-            EXPECT_EQ(got, want);
-            for (const Values& values : got)
-              EXPECT_TRUE(std::none_of(values.begin(), values.end(), [](double x) { return std::isnan(x); }));
-          });
-        }
+        expect_same(c, c.fixed_messages);
       }
     }
   }

@@ -1,7 +1,7 @@
 #include "ops/norm/norm.h"
 
-#include <cmath>
 
+#include "ops/cpu/rstd.h"
 #include "ops/cpu/vector.h"
 #include "ops/norm/norm_backends.h"
 
@@ -9,14 +9,6 @@ namespace moebius::cpu {
 namespace {
 
 constexpr int64_t kRows = 8;  // of a task
-
-template <class T>
-float row_rstd(const T* x, int64_t width, float eps) {
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t j = 0; j < width; ++j) squares += to_f32(x[j]) * to_f32(x[j]);
-  return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
-}
 
 // y = w * round(x * rstd).
 template <class T>
@@ -57,7 +49,7 @@ void fwd(Stream& s, const RmsNormFwd& a) {
         add_row(sum, x, a.residual_TD.ptr<T>() + t * width, width);
         x = sum;
       }
-      const float rstd = row_rstd(x, width, a.eps);
+      const float rstd = rstd_of(x, width, a.eps);
       a.rstd_T.ptr<float>()[t] = rstd;
       normalise_row(a.y_TD.ptr<T>() + t * width, x, a.w_D.ptr<T>(), rstd, width);
     }

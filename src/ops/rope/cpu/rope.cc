@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ops/cpu/rstd.h"
 #include "ops/cpu/vector.h"
 #include "ops/rope/rope_backends.h"
 
@@ -11,14 +12,6 @@ namespace moebius::cpu {
 namespace {
 
 constexpr int64_t kRows = 8;  // of a task
-
-template <class T>
-float rstd_of(const T* x, int64_t width, float eps) {
-  float squares = 0;
-#pragma omp simd reduction(+ : squares)
-  for (int64_t i = 0; i < width; ++i) squares += to_f32(x[i]) * to_f32(x[i]);
-  return 1.0f / std::sqrt(squares / static_cast<float>(width) + eps);
-}
 
 // Computes one head: y = rotate(x).
 template <class T>
