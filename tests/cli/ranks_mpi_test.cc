@@ -91,7 +91,7 @@ TEST(CliOverMpi, EachLineOfTheMetricsHasAllRanks) {
   const Ran ran = mpirun_moebius(dir, 6, {"train", "recipe.toml"});
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_THAT(ran.err,
-              testing::HasSubstr("communication of the last step, sent and waited, each the maximum over ranks: dp "));
+              testing::HasSubstr("communication of the last step, sent and waited, each the maximum over ranks: pp "));
   std::istringstream lines(read_file(dir.path("run/metrics.jsonl")));
   int num_lines = 0;
   for (std::string line; std::getline(lines, line); ++num_lines) {
