@@ -1,6 +1,5 @@
 #include "ops/norm/norm.h"
 
-
 #include "ops/cpu/rstd.h"
 #include "ops/cpu/vector.h"
 #include "ops/norm/norm_backends.h"
