@@ -59,7 +59,7 @@ inline std::vector<Case> cases() {
           Case{.P = 2, .T = 30, .e = 2, .K = 2, .D = 72, .ends_of_parts = {1}},
           Case{.P = 5, .T = 70, .e = 2, .K = 3, .D = 72, .ends_of_parts = {1, 3}},
           Case{.P = 2, .etp = 2, .T = 33, .e = 4, .K = 3, .D = 5, .ends_of_parts = {1, 2, 3}},
-          Case{.P = 4, .T = 450, .e = 1, .K = 2, .D = 2056, .blocks = 16, .ends_of_parts = {2}}}) {
+          Case{.P = 3, .T = 200, .e = 1, .K = 2, .D = 2056, .blocks = 16, .ends_of_parts = {2}}}) {
       c.dtype = dtype;
       all.push_back(c);
     }
