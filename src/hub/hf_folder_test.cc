@@ -407,6 +407,26 @@ TEST(TensorSource, APartOfEightBitFloatsHasTheScalesOfItsPlace) {
     }
 }
 
+// Released folders of qwen3 have such scales.
+TEST(TensorSource, ScalesMayHaveSixteenBits) {
+  const std::vector<uint8_t> packed(12, 0x3c);
+  const std::vector<bf16> brain{to_bf16(2), to_bf16(4), to_bf16(6), to_bf16(0.375f)};
+  const std::vector<_Float16> half{2, 4, 6, _Float16(0.375f)};
+  for (const auto& [dtype, scales] :
+       std::vector<std::pair<DType, const void*>>{{DType::bf16, brain.data()}, {DType::f16, half.data()}}) {
+    const TestDir dir;
+    write_config(dir, R"({"quantization_config":{"quant_method":"fp8","weight_block_size":[2,3]}})");
+    write_safetensors(dir.path("model.safetensors"),
+                      {{{"w", DType::f8_e4m3, {3, 4}}, packed.data()}, {{"w_scale_inv", dtype, {2, 2}}, scales}}, {});
+    const HfFolder folder = HfFolder::open(dir.path());
+    EXPECT_EQ(read_scales(folder, "w_scale_inv", 1, 3), (std::vector<float>{4, 6, 0.375f}));
+    const TensorSource source = locate_tensor(folder, HfFamily::canonical, {"w", {3, 4}});
+    std::vector<float> got(8);
+    read_tensor(folder, part_of(source, 1, 3, 0, 4), got.data());
+    EXPECT_EQ(got, (std::vector<float>{3, 3, 3, 6, 9, 9, 9, 0.5625f}));
+  }
+}
+
 TEST(TensorSource, RefusesZeroNegativeAndNonFiniteScales) {
   for (const auto& [scale, text] : std::vector<std::pair<float, std::string>>{
            {0.0f, "expected scales above 0 in \"w_scale_inv\" for blocks that are not all 0; got 0"},
@@ -431,7 +451,8 @@ TEST(TensorSource, RefusesEightBitFloatsWithoutTheirScales) {
   refuse({2, 2}, false,
          "expected a quantization_config of quant_method \"fp8\" in config.json, since \"w\" is f8_e4m3");
   refuse({}, true, "expected the scales \"w_scale_inv\" of an f8_e4m3 tensor; got none; fetch them");
-  refuse({2, 3}, true, "expected f32 [2, 2] for \"w_scale_inv\", one scale for each block of 2 x 3; got f32 [2, 3]");
+  refuse({2, 3}, true,
+         "expected f32, bf16 or f16 [2, 2] for \"w_scale_inv\", one scale for each block of 2 x 3; got f32 [2, 3]");
   const TestDir dir;
   write_config(dir);
   const std::vector<uint8_t> packed(2 * 6 * 5);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "core/error.h"
@@ -41,10 +42,12 @@ TensorSource scaled(TensorSource source, const HfFolder& folder) {
                 folder.dir(), source.scale_name);
   const Dims want{(source.rows + source.packing.block_rows - 1) / source.packing.block_rows,
                   (source.cols + source.packing.block_cols - 1) / source.packing.block_cols};
-  MOEBIUS_CHECK(input, scale->dtype == DType::f32 && scale->shape == want,
-                "model weights: expected f32 {} for \"{}\", one scale for each block of {} x {}; got {} {}",
-                text_of(want), source.scale_name, source.packing.block_rows, source.packing.block_cols,
-                name_of(scale->dtype), text_of(scale->shape));
+  const bool is_float = scale->dtype == DType::f32 || scale->dtype == DType::bf16 || scale->dtype == DType::f16;
+  MOEBIUS_CHECK(
+      input, is_float && scale->shape == want,
+      "model weights: expected f32, bf16 or f16 {} for \"{}\", one scale for each block of {} x {}; got {} {}",
+      text_of(want), source.scale_name, source.packing.block_rows, source.packing.block_cols, name_of(scale->dtype),
+      text_of(scale->shape));
   source.dtype = DType::f32;
   return source;
 }
@@ -68,6 +71,21 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
   }
 }
 
+template <class T>
+std::vector<float> read_as_f32(const HfFolder& folder, const std::string& name, int64_t first, int64_t count) {
+  constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+  std::vector<T> values(count);
+  folder.read(name, first * kSize, (first + count) * kSize, reinterpret_cast<char*>(values.data()));
+  std::vector<float> result(count);
+  std::transform(values.begin(), values.end(), result.begin(), [](T x) {
+    if constexpr (std::is_same_v<T, bf16>)
+      return to_f32(x);
+    else
+      return static_cast<float>(x);
+  });
+  return result;
+}
+
 // Rows that begin at a block, or are inside one block; of all columns.
 struct Band {
   std::vector<uint8_t> packed;
@@ -87,11 +105,9 @@ Band read_band(const HfFolder& folder, const TensorSource& source) {
             .first_col = source.offset % width,
             .scales_of_row = (width + source.packing.block_cols - 1) / source.packing.block_cols};
   band.packed.resize(rows * width);
-  band.scale.resize((rows + block - 1) / block * band.scales_of_row);
   folder.read(source.hf_name, begin * width, (begin + rows) * width, reinterpret_cast<char*>(band.packed.data()));
-  const int64_t first_scale = first_row / block * band.scales_of_row * static_cast<int64_t>(sizeof(float));
-  folder.read(source.scale_name, first_scale, first_scale + static_cast<int64_t>(band.scale.size() * sizeof(float)),
-              reinterpret_cast<char*>(band.scale.data()));
+  band.scale = read_scales(folder, source.scale_name, first_row / block * band.scales_of_row,
+                           (rows + block - 1) / block * band.scales_of_row);
   check_scales(source, band.scale, band.packed);
   return band;
 }
@@ -278,6 +294,18 @@ void read_mxfp4_blocks(const HfFolder& folder, const TensorSource& s, uint8_t* d
 }
 
 }  // namespace
+
+std::vector<float> read_scales(const HfFolder& folder, const std::string& name, int64_t first, int64_t count) {
+  switch (folder.at(name).dtype) {
+    case DType::bf16:
+      return read_as_f32<bf16>(folder, name, first, count);
+    case DType::f16:
+      return read_as_f32<_Float16>(folder, name, first, count);
+    default:
+      MOEBIUS_ASSERT(folder.at(name).dtype == DType::f32);
+      return read_as_f32<float>(folder, name, first, count);
+  }
+}
 
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted) {
   const std::string hub = hf_name(family, wanted.name);

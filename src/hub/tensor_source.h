@@ -8,7 +8,7 @@
 //
 // A source is a strided view of the tensor on disk, so the loader copies without knowing layouts.
 // A matrix of 8-bit floats is delivered in f32. The tensor "{name}_scale_inv" [ceil(rows / block),
-// ceil(cols / block)] (f32) multiplies its blocks.
+// ceil(cols / block)] (f32, bf16 or f16) multiplies its blocks.
 // A matrix of 4-bit blocks with scales is delivered in bf16, which holds it exactly.
 #pragma once
 
@@ -60,7 +60,10 @@ void read_tensor(const HfFolder& folder, const TensorSource& source, void* dst);
 // Returns how a matrix is quantised on disk: square_blocks for 8-bit floats with a scale for each block of 128 x 128,
 // mx_blocks for 4-bit blocks, else none.
 ScaleLayout blocks_of(const TensorSource& source);
-// Writes rows * cols elements and the scales of their blocks as they are on disk. Throws as read_tensor.
+// Returns elements [first, first + count) of a tensor of scales of 8-bit floats, in f32.
+std::vector<float> read_scales(const HfFolder& folder, const std::string& name, int64_t first, int64_t count);
+// Writes rows * cols elements as they are on disk, and the scales of their blocks, those of 8-bit floats in f32. Throws
+// as read_tensor.
 // REQUIRES: blocks_of() is not none; the source begins at a row and a column of blocks.
 void read_blocks(const HfFolder& folder, const TensorSource& source, void* data, void* scales);
 

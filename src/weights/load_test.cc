@@ -148,6 +148,12 @@ TEST(Weights, OldRotaryBuffersAreIgnored) {
   load(folder.write(), tiny());
 }
 
+TEST(Weights, TensorsWithoutElementsAreIgnored) {
+  Folder folder(tiny(), DType::f32);
+  folder.add("model.layers.0.mlp.shared_experts.up_proj.weight", {0, 8}, DType::f32);
+  load(folder.write(), tiny());
+}
+
 TEST(Weights, RefusesIntegerWeights) {
   const std::vector<int32_t> ints(6);
   ThreadPool pool(1);

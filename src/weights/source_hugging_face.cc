@@ -56,6 +56,7 @@ class Placement {
   void account_leftovers() {
     for (const std::string& name : folder_.unconsumed()) {
       if (name.ends_with(".rotary_emb.inv_freq")) continue;  // computed, never read
+      if (folder_.at(name).bytes == 0) continue;             // transformers saves the matrices of 0 shared experts
       if (name == kHead && model_.tie_word_embeddings) {
         if (!same_bytes(kHead, kEmbedding))
           problems_.push_back(fmt::format("\"{}\" differs from \"{}\", but config.json ties them", kHead, kEmbedding));
@@ -158,8 +159,8 @@ class HuggingFaceWeights final : public WeightsReader {
     const TensorSource& source = sources_[entry];
     if (source.scale_name.empty() || source.packing.kind != WeightPacking::Kind::fp8) return {};
     ReleasedScales released{.block_rows = source.packing.block_rows, .block_cols = source.packing.block_cols};
-    released.scales.resize(folder_.at(source.scale_name).bytes / sizeof(float));
-    folder_.read(source.scale_name, reinterpret_cast<char*>(released.scales.data()));
+    const SafetensorsEntry& scales = folder_.at(source.scale_name);
+    released.scales = read_scales(folder_, source.scale_name, 0, scales.bytes / size_of(scales.dtype));
     return released;
   }
 

@@ -168,7 +168,7 @@ void refuse_deepseek_variants(const HfReader& r) {
     r.fail("topk_method must be \"greedy\" or \"group_limited_greedy\" for model_type \"deepseek_v2\"");
 }
 
-// All programs compute the same activation for gpt_oss, although only some read this key.
+// Some programs compute with this key (transformers since 5.24), and others always with 7.
 void refuse_gpt_oss_variants(const HfReader& r, const ModelSpec& m) {
   if (family_bit(m.family) != kGptOss || r.get("swiglu_limit", m.swiglu_limit) == m.swiglu_limit) return;
   r.fail("swiglu_limit must be {} for model_type \"gpt_oss\", whose readers disagree on what it does; got {}",

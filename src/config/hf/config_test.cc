@@ -77,6 +77,10 @@ TEST(HfRead, ScaledRope) {
   EXPECT_EQ(scaling("rope_parameters", yarn), by_yarn);
   // Without a factor it is that of the lengths.
   EXPECT_EQ(scaling("rope_scaling", {{"type", "yarn"}, {"original_max_position_embeddings", 1024}}).factor, 4.0);
+  // A null is no factor, and in transformers it is false.
+  const json nulls = {{"type", "yarn"}, {"factor", nullptr}, {"beta_fast", nullptr}, {"truncate", nullptr}};
+  EXPECT_EQ(scaling("rope_scaling", nulls),
+            (RopeScaling{.type = RopeType::yarn, .original_positions = 4096, .truncate = false}));
   EXPECT_EQ(scaling("rope_parameters", llama3).original_positions, 8192);
   EXPECT_EQ(scaling("rope_scaling", {{"type", "linear"}, {"factor", 2}}),
             (RopeScaling{.type = RopeType::linear, .factor = 2}));

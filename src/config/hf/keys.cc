@@ -109,6 +109,7 @@ std::vector<HfKey> make_file_keys() {
       {"per_layer_config", only(json::object()), kAllFamilies, "", kAllFamilies},
       {"partial_rotary_factor", only(1), kAllFamilies, "", kAllFamilies},
       {"original_max_position_embeddings", positive_count(), kAllFamilies, "rope_scaling"},
+      {"swiglu_alpha", only(1.702), kGptOss | kMoebius, ""},
   };
 }
 

@@ -25,8 +25,8 @@ struct HfKey {
 };
 
 const std::vector<HfKey>& hf_keys();
-// Keys that a config.json may hold and a recipe may not. transformers computes with them in every
-// family, so each must have a value that changes nothing, or be a part of another property.
+// Keys that a config.json may hold and a recipe may not. transformers computes with them in their
+// families, so each must have a value that changes nothing, or be a part of another property.
 const std::vector<HfKey>& hf_file_keys();
 
 // The entry of hf_keys(); null if no family has the key.

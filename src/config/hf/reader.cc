@@ -22,8 +22,10 @@ HfReader::HfReader(const json& config, std::string who, ErrorKind kind)
 
 bool HfReader::present(const std::string& key) const {
   const auto& of_file = hf_file_keys();
-  const bool known = has_hf_key(family_, key) ||
-                     std::any_of(of_file.begin(), of_file.end(), [&](const HfKey& each) { return each.name == key; });
+  const unsigned family = family_bit(family_);
+  const bool known = has_hf_key(family_, key) || std::any_of(of_file.begin(), of_file.end(), [&](const HfKey& each) {
+                       return each.name == key && (each.families & family);
+                     });
   return known && config_.contains(key);
 }
 bool HfReader::has(const std::string& key) const { return present(key) && !config_.at(key).is_null(); }

@@ -30,13 +30,18 @@ class RopeTableReader {
     if (!rule.accepts(table_.at(name))) r_.fail("{}.{} must be {}; got {}", key_, name, rule.expects, value(name));
     return table_.at(name).get<double>();
   }
+  // transformers takes a null for false.
   bool flag(const char* name, bool fallback) const {
-    if (!has(name)) return fallback;
+    if (!has(name)) return fallback && !table_.contains(name);
     if (!table_.at(name).is_boolean()) r_.fail("{}.{} must be true or false; got {}", key_, name, value(name));
     return table_.at(name).get<bool>();
   }
   void require(const char* name) const {
     if (!has(name)) r_.fail("{}.{} must be given for RoPE of type {}", key_, name, shown(type_value()));
+  }
+  // Some keys have no meaning for null: transformers fails to compute with it.
+  void refuse_null(const char* name) const {
+    if (table_.contains(name) && !has(name)) r_.fail("{}.{} must not be null; give it, or remove the key", key_, name);
   }
   [[noreturn]] void refuse_mscale() const {
     r_.fail("{}.mscale_all_dim must be 0 for RoPE of type {}, which scales no attention here; got {}", key_,
@@ -67,6 +72,8 @@ class RopeTableReader {
   }
   void refuse_the_rest() const {
     if (table_.value("partial_rotary_factor", json(1.0)) != 1.0) r_.fail("{}.partial_rotary_factor must be 1", key_);
+    refuse_null("rope_theta");
+    refuse_null("original_max_position_embeddings");
     for (const auto& [name, entry] : table_.items()) {
       if (entry.is_object()) r_.fail("{}.{} gives RoPE per kind of layer; expected one for all layers", key_, name);
     }

@@ -102,6 +102,7 @@ json deepseek_values(const ModelSpec& m) {
        {"n_group", m.n_group},
        {"topk_group", m.topk_group},
        {"topk_method", m.expert_bias ? "noaux_tc" : by_group},
+       {"moe_layer_freq", 1},
        {"first_k_dense_replace", std::find(m.moe_layers.begin(), m.moe_layers.end(), true) - m.moe_layers.begin()}});
   return values;
 }
@@ -195,7 +196,9 @@ json hf_from_model_spec(const ModelSpec& spec) {
   for (const HfKey& key : hf_keys()) {
     if (has_hf_key(spec.family, key.name)) config.erase(key.name);  // other spellings would contradict the new values
   }
-  for (const HfKey& key : hf_file_keys()) config.erase(key.name);
+  for (const HfKey& key : hf_file_keys()) {
+    if (key.families & family_bit(spec.family)) config.erase(key.name);
+  }
   for (auto& [key, value] : hf_values(spec)) config[key] = std::move(value);
   return config;
 }

@@ -92,6 +92,17 @@ TEST(HfWrite, ScaledRopeInV4SpellingWithItsUnknownEntries) {
                                              {"finetuned", true}}));
 }
 
+// The class of transformers has no such key, so programs that use it find it only in the file.
+TEST(HfWrite, DeepseekHasTheFrequencyOfItsMoeLayers) {
+  EXPECT_EQ(hf_from_model_spec(from({{"model_type", "deepseek_v3"}, {"moe_layer_freq", 1}})).at("moe_layer_freq"), 1);
+  EXPECT_EQ(hf_from_model_spec(from({{"model_type", "deepseek_v3"}})).at("moe_layer_freq"), 1);
+}
+
+// swiglu_alpha is a key of gpt_oss. Other families pass it through unread.
+TEST(HfWrite, AKeyOfOneFamilyIsUnknownInTheOthers) {
+  EXPECT_EQ(hf_from_model_spec(from({{"model_type", "llama"}, {"swiglu_alpha", 1.0}})).at("swiglu_alpha"), 1.0);
+}
+
 TEST(HfWrite, KeepsUnknownKeysAndWritesV4Spelling) {
   const ModelSpec m = from({{"model_type", "qwen3_moe"},
                             {"num_local_experts", 16},
