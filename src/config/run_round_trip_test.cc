@@ -173,5 +173,23 @@ TEST(RoundTrip, RandomSpecsReadBackTheSame) {
   }
 }
 
+// A null of a config.json may differ from the default of its family, and TOML has none.
+TEST(RoundTrip, QueriesWithoutALatentStayWithout) {
+  for (const char* family : {"deepseek_v2", "deepseek_v3"}) {
+    SCOPED_TRACE(family);
+    RunSpec spec = RandomSpec(1).make();
+    spec.moe.bias = false;
+    spec.model = model_spec_from_hf({{"model_type", family}, {"q_lora_rank", nullptr}}, "c");
+    for (const bool from_file : {false, true}) {
+      spec.model.source = {};
+      if (from_file) spec.model.source = hf_from_model_spec(spec.model);
+      const RunSpec again = read_back(spec, /*with_provenance=*/false);
+      EXPECT_EQ(again.model.q_lora_rank, 0);
+      EXPECT_THAT(config_diff(spec, again), ElementsAre());
+      EXPECT_EQ(train_identity(again), train_identity(spec));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moebius

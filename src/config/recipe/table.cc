@@ -10,6 +10,7 @@
 
 #include "config/dispatcher_choice.h"
 #include "config/hf/config.h"
+#include "config/hf/families.h"
 #include "config/hf/keys.h"
 #include "config/recipe/memory_keys.h"
 
@@ -110,9 +111,13 @@ RecipeKey model_config_key() {
           free};
 }
 
+// TOML has no null, and a key that is missing has the default of the family. So queries without a latent are written as
+// 0 if the default is a latent.
 json written_value(const ModelSpec& model, const std::string& key) {
   for (const auto& [name, value] : hf_values(model)) {
-    if (name == key) return value;
+    if (name != key) continue;
+    const bool is_none = key == "q_lora_rank" && value.is_null();
+    return is_none && find_family(model.family)->defaults.q_lora_rank > 0 ? json(0) : value;
   }
   return json();
 }

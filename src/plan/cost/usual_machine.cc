@@ -19,7 +19,7 @@ PlanMachine usual_machine(bool is_gpu, double rank_host_bytes) {
   m.across_gb_s = is_gpu ? 50 : 10;
   m.inside_us = 22;
   m.across_us = 40;
-  m.link_gb_s = is_gpu ? 45 : 0;
+  m.link_gb_s = is_gpu ? 45 : 10;  // the memory of a CPU is the host
   m.host_memory_gb = is_gpu ? 2000 : 0;
   m.host_ranks = kRanksOfAHost;
   Shares& shares = m.of(PlanSystem::moebius);

@@ -62,7 +62,11 @@ class Fitting {
         machine_(machine.of_rank(memory_.spec().threads)),
         assume_(assume) {}
 
-  MemoryFit result() { return *result_below(std::numeric_limits<double>::infinity(), 0); }
+  MemoryFit result() {
+    const std::optional<MemoryFit> fit = result_below(std::numeric_limits<double>::infinity(), 0);
+    MOEBIUS_ASSERT(fit);  // a machine without a link to its host would need infinite time for copies
+    return *fit;
+  }
 
   // Returns nothing where the passes of a rank take limit_s or longer. first_rank: the rank that is tried first, since
   // it decides this most often.

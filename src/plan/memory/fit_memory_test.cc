@@ -137,6 +137,19 @@ TEST(FitMemory, OffloadIsNotChosenWhereAllFitsOrTheRecipeNamesIt) {
   EXPECT_FALSE(fit_memory(on_cpu, 1).run.memory.offload.any()) << "a CPU has no other memory";
 }
 
+// The usual machine has a rate for every copy, so the time of passes that a CPU offloads is a number, too.
+TEST(FitMemory, CpuKeepsTheNamesOfTheRecipe) {
+  for (const char* recompute : {"memory.recompute=auto", "memory.recompute=[\"norm\"]"}) {
+    const RunSpec run = load_run_spec(kRecipes + "tiny_cpu.toml",
+                                      {"memory.fit=1GiB", "memory.offload=[\"layer_input\", \"qkv\"]", recompute});
+    const MemoryFit fit = fit_memory(run, 1);
+    EXPECT_EQ(fit.run.memory.offload, run.memory.offload);
+    EXPECT_EQ(fit.run.memory.recompute, run.memory.recompute);
+    EXPECT_GT(fit.pass_s, 0);
+    EXPECT_LT(fit.more, 1e6);
+  }
+}
+
 // On a pipeline a list is given up where one rank is too slow. No list of one name is better than the choice.
 TEST(FitMemory, OffloadOfAPipelineIsNoWorseThanAnyName) {
   const PlanMachine h100 = load_machine("h100", MOEBIUS_SOURCE_DIR "/machines");
