@@ -87,12 +87,6 @@ TEST(Cli, RecipeKeyAsAnOptionGivesAHint) {
                  "; did you mean --ranks or --set lora.rank=2?; ");
 }
 
-TEST(Cli, UnknownCommandsAreNamed) {
-  TestDir dir;
-  expect_refused(run_moebius(dir, {"trian", "x.toml"}), 2, "unknown command trian; did you mean train?");
-  expect_refused(run_moebius(dir, {"frobnicate"}), 2, "unknown command frobnicate; moebius --help lists them");
-}
-
 TEST(CliData, MakesTheFolderOfItsOutput) {
   TestDir dir;
   write_file_atomic(dir.path("book.txt"), "a text");
