@@ -148,6 +148,7 @@ void write_block(const Encoded& encoded, int64_t seq_len, TokenDatasetWriter* wr
     if (seq_len > 0 && document > seq_len + 1) ++info->num_cut;
     document = 0;
   }
+  for (const int32_t id : ids) info->largest_id = std::max<int64_t>(info->largest_id, id);
   info->text_bytes += encoded.text_bytes;
 }
 
@@ -171,10 +172,10 @@ class Blocks {
 };
 
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
-  const nlohmann::ordered_json json{{"tokenizer", info.tokenizer},         {"tokenizer_hash", info.tokenizer_hash},
-                                    {"vocab_size", info.vocab_size},       {"append_eod", info.append_eod},
-                                    {"documents", info.documents},         {"tokens", info.tokens},
-                                    {"target_tokens", info.target_tokens}, {"text_bytes", info.text_bytes}};
+  const nlohmann::ordered_json json{
+      {"tokenizer", info.tokenizer},         {"tokenizer_hash", info.tokenizer_hash}, {"vocab_size", info.vocab_size},
+      {"append_eod", info.append_eod},       {"documents", info.documents},           {"tokens", info.tokens},
+      {"target_tokens", info.target_tokens}, {"text_bytes", info.text_bytes},         {"largest_id", info.largest_id}};
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
@@ -274,7 +275,8 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
                        .documents = json.at("documents"),
                        .tokens = json.at("tokens"),
                        .target_tokens = json.value("target_tokens", json.at("tokens").get<int64_t>()),
-                       .text_bytes = json.at("text_bytes")};
+                       .text_bytes = json.at("text_bytes"),
+                       .largest_id = json.value("largest_id", int64_t{-1})};
   } catch (const nlohmann::json::exception& error) {
     MOEBIUS_FAIL(input, "{}: expected the fields of a dataset's sidecar; got {}; build the dataset again", path,
                  error.what());
@@ -299,6 +301,14 @@ void check_tokenizer(const std::string& prefix, const std::string& name, const s
       "{}: {}: expected the tokenizer that built the dataset, \"{}\" ({} ids, hash {}); got \"{}\" (hash {}); "
       "use that one, or build the dataset again with this one",
       who, prefix, info->tokenizer, info->vocab_size, info->tokenizer_hash, name, hash);
+}
+
+void check_vocabulary(const std::string& prefix, int64_t vocab_size, const std::string& who) {
+  const auto info = read_dataset_info(prefix);
+  MOEBIUS_CHECK(input, !info || info->largest_id < vocab_size,
+                "{}: {}: expected ids in [0, {}), the model's vocabulary; got {}, by {}.json; use the tokenizer of the "
+                "model, or a larger vocab_size",
+                who, prefix, vocab_size, info->largest_id, prefix);
 }
 
 }  // namespace moebius

@@ -56,7 +56,28 @@ TEST(DataBuild, MakesADatasetAndItsSidecar) {
   EXPECT_EQ(info->documents, 4);
   EXPECT_EQ(info->tokens, 9);
   EXPECT_EQ(info->text_bytes, 6);
+  EXPECT_EQ(info->largest_id, 256);
   EXPECT_TRUE(info->append_eod);
+}
+
+TEST(DataBuild, ADatasetWithIdsOutsideTheModelIsRefusedAsAWhole) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.txt"), "abc");
+  const auto build = [&](bool append_eod) {
+    build_dataset(
+        {.inputs = {dir.path("a.txt")}, .out_prefix = dir.path("p"), .append_eod = append_eod, .replace = true},
+        *open_tokenizer("bytes"));
+  };
+  build(/*append_eod=*/true);
+  EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 257, "data.train"));
+  expect_error(ErrorKind::input,
+               "data.train: " + dir.path("p") + ": expected ids in [0, 256), the model's vocabulary; got 256, by " +
+                   dir.path("p") + ".json; use the tokenizer of the model, or a larger vocab_size",
+               [&] { check_vocabulary(dir.path("p"), 256, "data.train"); });
+  build(/*append_eod=*/false);
+  EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 'c' + 1, "data.train"));
+  std::filesystem::remove(dir.path("p.json"));
+  EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 1, "data.train")) << "the ids are then checked where they are read";
 }
 
 TEST(DataBuild, WithoutEndOfDocumentIds) {
