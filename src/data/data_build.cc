@@ -30,6 +30,8 @@ struct Encoded {
   std::string unparsed;       // one of those tokens
   int64_t num_unlearned = 0;  // chats without a target
   std::string unlearned;      // where one of them is
+  int64_t num_lost = 0;       // bytes that no token has
+  std::string lost;           // where some of them are
 };
 
 // Converts chats to ids. The first chat opens the template, so that other documents need none.
@@ -107,6 +109,12 @@ void note_special(const Document& document, const Tokenizer& tokenizer, Encoded*
   if (encoded->num_unparsed++ == 0) encoded->unparsed = token;
 }
 
+void note_lost(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
+  const int64_t lost = tokenizer.num_lost_bytes(document.prompt) + tokenizer.num_lost_bytes(document.text);
+  if (lost > 0 && encoded->num_lost == 0) encoded->lost = document.who;
+  encoded->num_lost += lost;
+}
+
 void append_chat(Document document, const Tokenizer& tokenizer, Chats& chats, Encoded* encoded) {
   ChatIds chat = chats.ids(document);
   document.ids = std::move(chat.ids);
@@ -127,6 +135,7 @@ Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, Chats& 
     } else {
       append_text(document, tokenizer, append_eod, &encoded);
       note_special(document, tokenizer, &encoded);
+      note_lost(document, tokenizer, &encoded);
     }
   }
   return encoded;
@@ -181,12 +190,14 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
 
 // Counts the documents that a person should look at, over all blocks in their order.
 struct Notices {
-  int64_t num_unparsed = 0, num_unlearned = 0;
-  std::string unparsed, unlearned;
+  int64_t num_unparsed = 0, num_unlearned = 0, num_lost = 0;
+  std::string unparsed, unlearned, lost;
 
   void add(const Encoded& encoded) {
     if (num_unparsed == 0) unparsed = encoded.unparsed;
     if (num_unlearned == 0) unlearned = encoded.unlearned;
+    if (num_lost == 0) lost = encoded.lost;
+    num_lost += encoded.num_lost;
     num_unparsed += encoded.num_unparsed;
     num_unlearned += encoded.num_unlearned;
   }
@@ -203,6 +214,12 @@ struct Notices {
           "{}{} without a token that an assistant wrote, so that nothing is learned of them; the first is {}",
           text.empty() ? "" : "; ", num_unlearned == 1 ? "1 chat is" : fmt::format("{} chats are", num_unlearned),
           unlearned);
+    }
+    if (num_lost > 0) {
+      text += fmt::format(
+          "{}{} of text {} left out, since the tokenizer has no token for them; the first are in {}; a byte-level "
+          "tokenizer is trained with the whole alphabet of bytes",
+          text.empty() ? "" : "; ", counted(num_lost, "byte"), num_lost == 1 ? "is" : "are", lost);
     }
     return text;
   }

@@ -1,5 +1,6 @@
 #include "data/data_build.h"
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 
@@ -366,6 +367,25 @@ TEST(DataBuild, SpecialTokensEncodedAsTextAreReported) {
   };
   EXPECT_THAT(notice("a.jsonl"),
               testing::StartsWith("2 documents spell out special tokens such as \"<end>\", encoded as "));
+  EXPECT_EQ(notice("b.txt"), "");
+}
+
+// Has no token for "x".
+class LettersWithoutX : public BeginningBytes {
+ public:
+  int64_t num_lost_bytes(std::string_view text) const override { return std::count(text.begin(), text.end(), 'x'); }
+};
+
+TEST(DataBuild, BytesThatNoTokenHasAreReported) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.jsonl"), "{\"text\":\"a\"}\n{\"prompt\":\"ax\",\"completion\":\"xx\"}\n");
+  write_file_atomic(dir.path("b.txt"), "ab");
+  const auto notice = [&](const std::string& input) {
+    return build_dataset({.inputs = {dir.path(input)}, .out_prefix = dir.path(input)}, LettersWithoutX()).notice;
+  };
+  EXPECT_THAT(notice("a.jsonl"), testing::StartsWith("3 bytes of text are left out, since the tokenizer has no token "
+                                                     "for them; the first are in " +
+                                                     dir.path("a.jsonl") + ":2; "));
   EXPECT_EQ(notice("b.txt"), "");
 }
 
