@@ -8,6 +8,7 @@
 #include "cli/options.h"
 #include "cli/until_signal.h"
 #include "weights/adapter.h"
+#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -38,6 +39,14 @@ int run_adapter(Log& log, const Options& o) {
   return 0;
 }
 
+// Returns the folder of the tokenizer that a run was trained with; "DIR" if there is none.
+std::string tokenizer_folder(const std::string& model) {
+  const auto trained = read_run_spec(model);
+  std::error_code unreadable;
+  const bool is_folder = trained && std::filesystem::is_directory(trained->data.tokenizer, unreadable);
+  return is_folder ? trained->data.tokenizer : "DIR";
+}
+
 int run(Log& log, Options& o) {
   if (o.adapter) return run_adapter(log, o);
   check_shard_bytes(o.spec.shard_bytes);
@@ -47,7 +56,8 @@ int run(Log& log, Options& o) {
   if (!o.dtype.empty() && !o.spec.block_fp8) o.spec.dtype = compute_dtype(o.dtype);
   print_folder_result(log, "exported", export_hugging_face(o.spec), o.spec.out, o.json);
   if (!std::filesystem::exists(o.spec.out + "/tokenizer.json"))
-    log.info("{} has no tokenizer; --files DIR copies the tokenizer and other files of a folder", o.spec.out);
+    log.info("{} has no tokenizer; --files {} copies the tokenizer and other files of a folder", o.spec.out,
+             tokenizer_folder(o.spec.model));
   return 0;
 }
 

@@ -146,7 +146,11 @@ class Printer {
   void finish(size_t i) {
     show(i);
     if (!prints_) return;
-    if (!o_.json) return void(std::fputc('\n', stdout));
+    if (!o_.json) {
+      std::fputc('\n', stdout);
+      std::fflush(stdout);  // before the line of the log that follows
+      return;
+    }
     print_json({{"prompt", prompts_.texts[i]},
                 {"text", o_.stops.empty() ? tokenizer_.decode(texts_[i].result->tokens) : texts_[i].stream.text()},
                 {"tokens", texts_[i].result->tokens},

@@ -1,6 +1,5 @@
-#include <filesystem>
-
 #include "cli/command.h"
+#include "cli/config_checks.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
 #include "comm/control.h"
@@ -10,7 +9,6 @@
 #include "plan/memory/memory_of_ranks.h"
 #include "train/loader.h"
 #include "train/loop.h"
-#include "weights/load.h"
 
 namespace moebius {
 namespace {
@@ -46,13 +44,6 @@ void check_device(const RunSpec& run) {
   if (run.device != DeviceKind::cuda) return;
   const std::string why = Accelerator::why_missing();
   MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
-}
-
-// Checks the weights before memory for the model is allocated. A run that resumes reads
-// only its checkpoints.
-void check_init(const RunSpec& run) {
-  const bool resumes = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
-  if (!run.init_from.empty() && !resumes) check_weights(run.init_from, run.model);
 }
 
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }

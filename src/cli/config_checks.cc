@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <functional>
 
 #include "cli/count_text.h"
 #include "config/check/hopper_check.h"
@@ -10,6 +11,8 @@
 #include "core/error.h"
 #include "data/token_data.h"
 #include "train/host_memory.h"
+#include "train/loader.h"
+#include "weights/load.h"
 
 namespace moebius {
 
@@ -169,20 +172,32 @@ std::vector<std::string> data_lines(const RunSpec& run) {
   return lines;
 }
 
+void check_init(const RunSpec& run) {
+  const bool resumes = run.checkpoint.resume && std::filesystem::exists(run.dir + "/checkpoints");
+  if (!run.init_from.empty() && !resumes) check_weights(run.init_from, run.model);
+}
+
 std::vector<std::string> missing_to_train(const RunSpec& run) {
   std::vector<std::string> lines;
-  try {
-    run.check_trainable();
-  } catch (const Error& e) {
-    lines.emplace_back(e.what());
-  }
+  const auto check = [&](const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const Error& e) {
+      lines.emplace_back(e.what());
+    }
+  };
+  check([&] { run.check_trainable(); });
   for (const auto* datasets : {&run.data.train, &run.data.valid})
-    for (const DatasetSpec& d : *datasets)
-      if (!is_there(d.prefix))
+    for (const DatasetSpec& d : *datasets) {
+      if (is_there(d.prefix))
+        check([&] { check_dataset(d.prefix, run, ""); });
+      else
         lines.push_back(
             fmt::format("no dataset at {} (.bin and .idx); moebius data build --input FILE... --tokenizer {} "
                         "--out {} makes it",
                         d.prefix, run.data.tokenizer, d.prefix));
+    }
+  check([&] { check_init(run); });
   return lines;
 }
 

@@ -55,8 +55,12 @@ MemoryCheck check_rank_memory(Engine& engine, const RunSpec& run, int64_t num_ra
 // is read.
 std::vector<std::string> data_lines(const RunSpec& run);
 
+// Checks the weights that a run starts from, before memory for the model is allocated. A run that resumes reads
+// only its checkpoints.
+void check_init(const RunSpec& run);
+
 // Returns a line for each thing that `train` would refuse at once: a key that is not given, a dataset that
-// does not exist.
+// does not exist or that the run cannot read, weights that are not those of the model.
 std::vector<std::string> missing_to_train(const RunSpec& run);
 
 // Returns "to Hugging Face as qwen3_moe", or the reason why not.

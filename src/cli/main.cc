@@ -86,6 +86,30 @@ int flush_output(int code) {
 
 using namespace moebius;
 
+// Names that other software has for what these commands do.
+std::string other_command_hint(const std::string& word) {
+  struct Other {
+    std::string_view name, ours;
+  };
+  constexpr std::string_view kConvert = "moebius import or moebius export",
+                             kMerge = "moebius export RUN, or moebius import MODEL CHECKPOINT --adapter ADAPTER";
+  constexpr Other kOthers[] = {{"convert", kConvert},
+                               {"merge", kMerge},
+                               {"merge-lora", kMerge},
+                               {"finetune", "moebius train"},
+                               {"fine-tune", "moebius train"},
+                               {"pretrain", "moebius train"},
+                               {"sft", "moebius train"},
+                               {"resume", "moebius train, with the same recipe"},
+                               {"preprocess", "moebius data build"},
+                               {"evaluate", "moebius eval"},
+                               {"infer", "moebius generate"},
+                               {"sample", "moebius generate"}};
+  for (const Other& other : kOthers)
+    if (word == other.name) return fmt::format("here that is {}; ", other.ours);
+  return "";
+}
+
 // A first word that is no command: CLI11 would only report that a command is required.
 void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   if (argc < 2 || argv[1][0] == '-') return;
@@ -94,9 +118,10 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   const std::string word = argv[1];
   if (std::find(names.begin(), names.end(), word) != names.end()) return;
   if (launcher_rank(process_environment()) != 0) throw Error(ErrorKind::usage, "");  // the first rank reports it
+  std::string hint = other_command_hint(word);
   const std::string near = nearest_if_near(word, names);
-  MOEBIUS_FAIL(usage, "unknown command {}; {}moebius --help lists them", word,
-               near.empty() ? "" : fmt::format("did you mean {}? ", near));
+  if (hint.empty() && !near.empty()) hint = fmt::format("did you mean {}? ", near);
+  MOEBIUS_FAIL(usage, "unknown command {}; {}moebius --help lists them", word, hint);
 }
 
 // If the process of a rank is killed, launchers of MPI end all ranks with a code of their own,

@@ -63,16 +63,6 @@ void check_mtp(const RunSpec& s) {
                 "the model has no multi-token prediction (model.num_nextn_predict_layers); remove it");
 }
 
-// Refuses values that a recipe can hold and this version cannot honour.
-void check_supported(const RunSpec& s) {
-  std::error_code unreadable;  // a name that no folder can have
-  MOEBIUS_CHECK(
-      usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json", unreadable),
-      "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}{}", shown(s.data.tokenizer),
-      s.data.tokenizer.ends_with("tokenizer.json") ? "; give its folder" : "", origin(s, "data.tokenizer"));
-  resolve_dispatcher(s);
-}
-
 void check_valid_weights(const RunSpec& s) {
   for (const DatasetSpec& d : s.data.valid) {
     MOEBIUS_CHECK(usage, d.weight == 1,
@@ -445,7 +435,7 @@ void check_relations_of_layout(const RunSpec& s, int64_t world_size) {
   check_lora(s);
   check_batch_split(s);
   check_sharding(s);
-  check_supported(s);
+  resolve_dispatcher(s);
   check_pipeline(s, world_size);
 }
 

@@ -54,7 +54,7 @@ struct RunSpec {
   // Returns the depths of multi-token prediction that are trained.
   int64_t num_mtp() const { return train.mtp_coeff > 0 ? model.num_mtp_layers : 0; }
   // Throws Error{usage} if something is missing that `train` needs beyond check(): run.dir, data.train,
-  // data.valid if an evaluation is asked for, a folder for log.trace.
+  // data.valid if an evaluation is asked for, the tokenizer, a folder for log.trace.
   void check_trainable() const;
   bool operator==(const RunSpec&) const = default;
 };

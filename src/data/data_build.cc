@@ -30,6 +30,8 @@ struct Encoded {
   std::string unparsed;       // one of those tokens
   int64_t num_unlearned = 0;  // chats without a target
   std::string unlearned;      // where one of them is
+  int64_t num_lost = 0;       // bytes that no token has
+  std::string lost;           // where some of them are
 };
 
 // Converts chats to ids. The first chat opens the template, so that other documents need none.
@@ -107,6 +109,12 @@ void note_special(const Document& document, const Tokenizer& tokenizer, Encoded*
   if (encoded->num_unparsed++ == 0) encoded->unparsed = token;
 }
 
+void note_lost(const Document& document, const Tokenizer& tokenizer, Encoded* encoded) {
+  const int64_t lost = tokenizer.num_lost_bytes(document.prompt) + tokenizer.num_lost_bytes(document.text);
+  if (lost > 0 && encoded->num_lost == 0) encoded->lost = document.who;
+  encoded->num_lost += lost;
+}
+
 void append_chat(Document document, const Tokenizer& tokenizer, Chats& chats, Encoded* encoded) {
   ChatIds chat = chats.ids(document);
   document.ids = std::move(chat.ids);
@@ -127,6 +135,7 @@ Encoded encode_block(const TextBlock& block, const Tokenizer& tokenizer, Chats& 
     } else {
       append_text(document, tokenizer, append_eod, &encoded);
       note_special(document, tokenizer, &encoded);
+      note_lost(document, tokenizer, &encoded);
     }
   }
   return encoded;
@@ -148,6 +157,7 @@ void write_block(const Encoded& encoded, int64_t seq_len, TokenDatasetWriter* wr
     if (seq_len > 0 && document > seq_len + 1) ++info->num_cut;
     document = 0;
   }
+  for (const int32_t id : ids) info->largest_id = std::max<int64_t>(info->largest_id, id);
   info->text_bytes += encoded.text_bytes;
 }
 
@@ -171,21 +181,23 @@ class Blocks {
 };
 
 void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
-  const nlohmann::ordered_json json{{"tokenizer", info.tokenizer},         {"tokenizer_hash", info.tokenizer_hash},
-                                    {"vocab_size", info.vocab_size},       {"append_eod", info.append_eod},
-                                    {"documents", info.documents},         {"tokens", info.tokens},
-                                    {"target_tokens", info.target_tokens}, {"text_bytes", info.text_bytes}};
+  const nlohmann::ordered_json json{
+      {"tokenizer", info.tokenizer},         {"tokenizer_hash", info.tokenizer_hash}, {"vocab_size", info.vocab_size},
+      {"append_eod", info.append_eod},       {"documents", info.documents},           {"tokens", info.tokens},
+      {"target_tokens", info.target_tokens}, {"text_bytes", info.text_bytes},         {"largest_id", info.largest_id}};
   write_file_atomic(prefix + ".json", json.dump(2) + "\n");
 }
 
 // Counts the documents that a person should look at, over all blocks in their order.
 struct Notices {
-  int64_t num_unparsed = 0, num_unlearned = 0;
-  std::string unparsed, unlearned;
+  int64_t num_unparsed = 0, num_unlearned = 0, num_lost = 0;
+  std::string unparsed, unlearned, lost;
 
   void add(const Encoded& encoded) {
     if (num_unparsed == 0) unparsed = encoded.unparsed;
     if (num_unlearned == 0) unlearned = encoded.unlearned;
+    if (num_lost == 0) lost = encoded.lost;
+    num_lost += encoded.num_lost;
     num_unparsed += encoded.num_unparsed;
     num_unlearned += encoded.num_unlearned;
   }
@@ -202,6 +214,12 @@ struct Notices {
           "{}{} without a token that an assistant wrote, so that nothing is learned of them; the first is {}",
           text.empty() ? "" : "; ", num_unlearned == 1 ? "1 chat is" : fmt::format("{} chats are", num_unlearned),
           unlearned);
+    }
+    if (num_lost > 0) {
+      text += fmt::format(
+          "{}{} of text {} left out, since the tokenizer has no token for them; the first are in {}; a byte-level "
+          "tokenizer is trained with the whole alphabet of bytes",
+          text.empty() ? "" : "; ", counted(num_lost, "byte"), num_lost == 1 ? "is" : "are", lost);
     }
     return text;
   }
@@ -274,7 +292,8 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
                        .documents = json.at("documents"),
                        .tokens = json.at("tokens"),
                        .target_tokens = json.value("target_tokens", json.at("tokens").get<int64_t>()),
-                       .text_bytes = json.at("text_bytes")};
+                       .text_bytes = json.at("text_bytes"),
+                       .largest_id = json.value("largest_id", int64_t{-1})};
   } catch (const nlohmann::json::exception& error) {
     MOEBIUS_FAIL(input, "{}: expected the fields of a dataset's sidecar; got {}; build the dataset again", path,
                  error.what());
@@ -299,6 +318,14 @@ void check_tokenizer(const std::string& prefix, const std::string& name, const s
       "{}: {}: expected the tokenizer that built the dataset, \"{}\" ({} ids, hash {}); got \"{}\" (hash {}); "
       "use that one, or build the dataset again with this one",
       who, prefix, info->tokenizer, info->vocab_size, info->tokenizer_hash, name, hash);
+}
+
+void check_vocabulary(const std::string& prefix, int64_t vocab_size, const std::string& who) {
+  const auto info = read_dataset_info(prefix);
+  MOEBIUS_CHECK(input, !info || info->largest_id < vocab_size,
+                "{}: {}: expected ids in [0, {}), the model's vocabulary; got {}, by {}.json; use the tokenizer of the "
+                "model, or a larger vocab_size",
+                who, prefix, vocab_size, info->largest_id, prefix);
 }
 
 }  // namespace moebius

@@ -36,6 +36,7 @@ struct DatasetInfo {
   int64_t tokens = 0;         // with the end-of-document ids
   int64_t target_tokens = 0;  // the tokens with a loss: all, or only those of completions
   int64_t text_bytes = 0;     // bytes of the text of the targets; bits per byte are divided by it
+  int64_t largest_id = -1;    // -1: unknown, in datasets built before it was kept
   // From build_dataset only.
   int64_t longest = 0;      // tokens of the longest document
   int64_t num_cut = 0;      // documents that are longer than DataBuild::seq_len + 1 tokens
@@ -64,5 +65,8 @@ std::string tokenizer_hash(const std::string& name);
 // Throws Error{input} "WHO: ..." when PREFIX.json says that another tokenizer than `name` made the
 // dataset. Does nothing when one of the two hashes is unknown.
 void check_tokenizer(const std::string& prefix, const std::string& name, const std::string& who);
+
+// Throws Error{input} "WHO: ..." when PREFIX.json says that the dataset has an id outside [0, vocab_size).
+void check_vocabulary(const std::string& prefix, int64_t vocab_size, const std::string& who);
 
 }  // namespace moebius

@@ -1,5 +1,6 @@
 #include "data/data_build.h"
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 
@@ -56,7 +57,28 @@ TEST(DataBuild, MakesADatasetAndItsSidecar) {
   EXPECT_EQ(info->documents, 4);
   EXPECT_EQ(info->tokens, 9);
   EXPECT_EQ(info->text_bytes, 6);
+  EXPECT_EQ(info->largest_id, 256);
   EXPECT_TRUE(info->append_eod);
+}
+
+TEST(DataBuild, ADatasetWithIdsOutsideTheModelIsRefusedAsAWhole) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.txt"), "abc");
+  const auto build = [&](bool append_eod) {
+    build_dataset(
+        {.inputs = {dir.path("a.txt")}, .out_prefix = dir.path("p"), .append_eod = append_eod, .replace = true},
+        *open_tokenizer("bytes"));
+  };
+  build(/*append_eod=*/true);
+  EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 257, "data.train"));
+  expect_error(ErrorKind::input,
+               "data.train: " + dir.path("p") + ": expected ids in [0, 256), the model's vocabulary; got 256, by " +
+                   dir.path("p") + ".json; use the tokenizer of the model, or a larger vocab_size",
+               [&] { check_vocabulary(dir.path("p"), 256, "data.train"); });
+  build(/*append_eod=*/false);
+  EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 'c' + 1, "data.train"));
+  std::filesystem::remove(dir.path("p.json"));
+  EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 1, "data.train")) << "the ids are then checked where they are read";
 }
 
 TEST(DataBuild, WithoutEndOfDocumentIds) {
@@ -345,6 +367,25 @@ TEST(DataBuild, SpecialTokensEncodedAsTextAreReported) {
   };
   EXPECT_THAT(notice("a.jsonl"),
               testing::StartsWith("2 documents spell out special tokens such as \"<end>\", encoded as "));
+  EXPECT_EQ(notice("b.txt"), "");
+}
+
+// Has no token for "x".
+class LettersWithoutX : public BeginningBytes {
+ public:
+  int64_t num_lost_bytes(std::string_view text) const override { return std::count(text.begin(), text.end(), 'x'); }
+};
+
+TEST(DataBuild, BytesThatNoTokenHasAreReported) {
+  const TestDir dir;
+  write_file_atomic(dir.path("a.jsonl"), "{\"text\":\"a\"}\n{\"prompt\":\"ax\",\"completion\":\"xx\"}\n");
+  write_file_atomic(dir.path("b.txt"), "ab");
+  const auto notice = [&](const std::string& input) {
+    return build_dataset({.inputs = {dir.path(input)}, .out_prefix = dir.path(input)}, LettersWithoutX()).notice;
+  };
+  EXPECT_THAT(notice("a.jsonl"), testing::StartsWith("3 bytes of text are left out, since the tokenizer has no token "
+                                                     "for them; the first are in " +
+                                                     dir.path("a.jsonl") + ":2; "));
   EXPECT_EQ(notice("b.txt"), "");
 }
 

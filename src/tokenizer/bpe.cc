@@ -80,6 +80,13 @@ void Bpe::start_symbols(std::string_view word, BpeScratch* scratch) const {
   if (!symbols.empty()) symbols.back().next = -1;
 }
 
+// 0xC0, 0xC1 and those from 0xF5 are in no valid UTF-8, so vocabularies may lack them.
+bool Bpe::loses_bytes() const {
+  for (int byte = 0; byte < 0xF5; ++byte)
+    if (byte != 0xC0 && byte != 0xC1 && loses(static_cast<uint8_t>(byte))) return true;
+  return false;
+}
+
 // The top of the heap is the candidate of the least order.
 void Bpe::push_candidate(BpeScratch* scratch, int32_t position) const {
   const auto& symbols = scratch->symbols_;

@@ -49,6 +49,13 @@ class Bpe {
   const std::vector<std::string>& tokens() const { return tokens_; }
   int32_t find(const std::string& token) const;  // returns the id of `token`, or -1 if there is none
 
+  // Returns whether encode leaves out a byte of a word, and whether it does so with any byte of UTF-8. Without
+  // byte_level the answer is no.
+  bool loses(uint8_t byte) const {
+    return byte_level_ && unknown_id_ < 0 && atoms_of_bytes_[byte].id < 0 && atoms_of_bytes_[byte].byte_ids.empty();
+  }
+  bool loses_bytes() const;
+
   // Appends the ids of a word, in O(n log n) of its length.
   void encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
 

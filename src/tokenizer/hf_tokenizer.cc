@@ -135,6 +135,16 @@ std::string_view HfTokenizer::unparsed_special(std::string_view text) const {
   return {};
 }
 
+int64_t HfTokenizer::num_lost_bytes(std::string_view text) const {
+  if (!bpe_.loses_bytes()) return 0;
+  std::unique_ptr<Scratch> scratch = take_scratch();
+  std::string normalized(text);
+  normalizer_.apply(&normalized, scratch->match);
+  release(std::move(scratch));
+  return std::count_if(normalized.begin(), normalized.end(),
+                       [&](char c) { return bpe_.loses(static_cast<uint8_t>(c)); });
+}
+
 std::string HfTokenizer::decode(std::span<const int32_t> ids) const {
   std::vector<std::string> tokens;
   for (const int32_t id : ids) {

@@ -44,6 +44,7 @@ class HfTokenizer : public Tokenizer {
   void encode(std::string_view text, std::vector<int32_t>* ids, TextPart part = TextPart::whole) const override;
   bool encode_with_starts(std::string_view text, std::vector<int32_t>* ids, std::vector<size_t>* starts) const override;
   std::string_view unparsed_special(std::string_view text) const override;
+  int64_t num_lost_bytes(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;
 
  private:

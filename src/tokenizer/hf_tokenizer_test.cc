@@ -46,6 +46,13 @@ class HfTokenizerTest : public testing::Test {
   TestDir dir_;
 };
 
+TEST_F(HfTokenizerTest, CountsTheBytesThatNoTokenHas) {
+  EXPECT_EQ(open(kTiny)->num_lost_bytes("ab \xC3\xA9!"), 3);
+  EXPECT_EQ(open_patched(R"({"model": {"unk_token": "a"}})")->num_lost_bytes("ab \xC3\xA9!"), 0);
+  EXPECT_EQ(open_patched(R"({"normalizer": {"type": "Lowercase"}})")->num_lost_bytes("AB"), 0);
+  EXPECT_EQ(open_patched(R"({"pre_tokenizer": null})")->num_lost_bytes("xyz"), 0) << "not byte-level";
+}
+
 std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text) {
   std::vector<int32_t> ids;
   tokenizer.encode(text, &ids);

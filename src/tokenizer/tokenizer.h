@@ -39,6 +39,9 @@ class Tokenizer {
   // Returns a special token that is spelled out in `text` and that encode would encode letter by
   // letter; empty if there is none.
   virtual std::string_view unparsed_special(std::string_view /*text*/) const { return {}; }
+  // Returns how many bytes of `text` encode leaves out: the vocabulary has no token for them, and none for unknown
+  // characters. Only byte-level vocabularies are asked; others return 0.
+  virtual int64_t num_lost_bytes(std::string_view /*text*/) const { return 0; }
   // Returns the text of `ids`; eod_id adds nothing to it. Throws Error{usage} for an id
   // outside the vocabulary.
   virtual std::string decode(std::span<const int32_t> ids) const = 0;

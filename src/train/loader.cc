@@ -47,6 +47,15 @@ void check_datasets_are_there(const DataSpec& data) {
   for (const DatasetSpec& d : data.valid) check_is_there(d.prefix, data.tokenizer, "data.valid");
 }
 
+void check_dataset(const std::string& prefix, const RunSpec& run, const std::string& set_by) {
+  check_tokenizer(prefix, run.data.tokenizer, set_by.empty() ? "data.tokenizer" : set_by);
+  check_vocabulary(prefix, run.model.vocab_size, set_by.empty() ? "model.vocab_size" : set_by);
+  MOEBIUS_CHECK(usage, run.data.separate_documents || !has_target_spans(prefix),
+                "data.separate_documents: expected true for {}, whose loss is only on completions; got false; a "
+                "completion must not attend to other prompts",
+                prefix);
+}
+
 Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share,
                const std::string& set_by)
     : order_(open_datasets(datasets, run.data.tokenizer,
@@ -72,13 +81,7 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       loss_scales_(1 + run.num_mtp()),
       tokens_(seq_ + 1) {
   std::iota(in_order_.begin(), in_order_.end(), 0);
-  for (int i = 0; i < order_.num_datasets(); ++i) {
-    check_tokenizer(order_.dataset(i).prefix(), run.data.tokenizer, set_by.empty() ? "data.tokenizer" : set_by);
-    MOEBIUS_CHECK(usage, separate_documents_ || !order_.dataset(i).has_targets(),
-                  "data.separate_documents: expected true for {}, whose loss is only on completions; got false; a "
-                  "completion must not attend to other prompts",
-                  order_.dataset(i).prefix());
-  }
+  for (int i = 0; i < order_.num_datasets(); ++i) check_dataset(order_.dataset(i).prefix(), run, set_by);
 }
 
 std::string Loader::fingerprint() const {

@@ -26,10 +26,15 @@ namespace moebius {
 // memory is allocated.
 void check_datasets_are_there(const DataSpec& data);
 
+// Throws when the run cannot read a dataset: Error{input} when it was built with another tokenizer, or has ids outside
+// the model's vocabulary (data/data_build.h); Error{usage} when its completions need data.separate_documents.
+// set_by: the key or option that names the dataset; empty: data.tokenizer is named.
+void check_dataset(const std::string& prefix, const RunSpec& run, const std::string& set_by);
+
 class Loader final : public BatchSource {
  public:
-  // Throws Error{input} for datasets that cannot be read, or that were built with another tokenizer than data.tokenizer
-  // (check_tokenizer in data/data_build.h). An id outside the vocabulary is Error{input} when it is read.
+  // Throws Error{input} for datasets that cannot be read, and the errors of check_dataset(). If a dataset does not say
+  // its largest id, one outside the vocabulary is Error{input} when it is read.
   // asked_by: the key or option that names the datasets, for messages; empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& asked_by = "");

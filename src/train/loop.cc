@@ -9,6 +9,7 @@
 #include "io/files.h"
 #include "ops/elementwise/elementwise.h"
 #include "train/diagnose.h"
+#include "train/notes/checkpoint_space_note.h"
 #include "train/run_start.h"
 #include "train/state.h"
 #include "weights/load.h"
@@ -140,6 +141,10 @@ void TrainingRun::log_before_steps() {
   log_.info("{}", data_text(run_, loader_.order()));
   for (const StartNote& note : start_notes(run_, engine_.dispatcher(), gpus_found(), control_.size()))
     log_note(log_, note);
+  const CheckpointSpace space{.bytes = control_.sum(CheckpointStore::snapshot_bytes_of(training_state(engine_))),
+                              .free_bytes = free_bytes(run_.dir),
+                              .num_there = std::ssize(store_.list())};
+  if (const auto note = checkpoint_space_note(run_, first_step_, space)) log_note(log_, *note);
 }
 
 void TrainingRun::log_start_event() {

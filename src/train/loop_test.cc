@@ -57,5 +57,30 @@ TEST(TrainingRun, LogsWhetherHeadsWereClipped) {
   EXPECT_THAT(log_of(0), ::testing::Not(::testing::HasSubstr("qk_clip")));
 }
 
+// The signal ends the run after its first step; no disk holds all checkpoints of the steps that were asked for.
+TEST(TrainingRun, WarnsBeforeTheFirstStepOfADiskThatIsTooSmall) {
+  const TestDir dir;
+  RunSpec run = testing::tiny_run();
+  run.data.train = {{.prefix = testing::write_dataset(dir, "data", 300)}};
+  run.optimizer.lr = 1e-3;
+  run.threads = 1;
+  run.checkpoint = {.every = 1, .keep = 0};
+  const auto log_of = [&](int64_t steps) {
+    run.train.steps = steps;
+    run.dir = dir.path(fmt::format("run{}", steps));
+    const std::string path = run.dir + ".log";
+    std::FILE* file = std::fopen(path.c_str(), "w");
+    Log log(file, false);
+    const std::atomic<int> signal{15};
+    EXPECT_EQ(TrainingRun(run, log, signal).run(), 15);
+    std::fclose(file);
+    return read_file(path);
+  };
+  EXPECT_THAT(log_of(1'000'000'000),
+              ::testing::HasSubstr("and the run adds up to 1000000000 (checkpoint.keep = 0 keeps all): a later save "
+                                   "fails and ends the run; free space, keep fewer checkpoints, or choose another"));
+  EXPECT_THAT(log_of(2), ::testing::Not(::testing::HasSubstr("fails and ends the run")));
+}
+
 }  // namespace
 }  // namespace moebius

@@ -354,6 +354,16 @@ TEST_F(Chats, DataShowMarksTokensWithALoss) {
   expect_refused(start(words, {}), 2, "data show: expected --tokenizer, since there is no runs/tuned/data/pairs.json");
 }
 
+TEST_F(Chats, ARunWhoseTokenizerHasMovedAsksForIt) {
+  EXPECT_THAT(run({"export", "base", "Plain"}).err,
+              testing::HasSubstr("Plain has no tokenizer; --files tokenizer copies the tokenizer and other files"));
+  std::filesystem::rename(dir_.path("tokenizer"), dir_.path("moved"));
+  expect_refused(start({"generate", "base", "--prompt", "a"}, kGreedy), 3,
+                 "generate: expected the tokenizer of base in tokenizer; got nothing there (a relative path is "
+                 "relative to the folder that the command runs in); give --tokenizer DIR");
+  EXPECT_EQ(start({"generate", "base", "--prompt", "a", "--tokenizer", "moved"}, kGreedy).code, 0);
+}
+
 TEST_F(Chats, AnImportedModelHasItsTokenizer) {
   EXPECT_EQ(start({"import", kModelFolder, "imported"}, {}).code, 0);
   const Ran ran = start({"chat", "imported"}, kGreedy, "day\n");

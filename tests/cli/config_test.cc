@@ -92,6 +92,29 @@ TEST(CliConfig, PrintsWhetherItFitsAndWhatIsMissingToTrain) {
   EXPECT_EQ(json.at("missing_to_train").size(), 1u);
 }
 
+// Each thing that `train` refuses at once is a line of `config`, which still plans the memory.
+TEST(CliConfig, PrintsWhatTrainWouldRefuse) {
+  TestDir dir;
+  write_file_atomic(dir.path("text.txt"), std::string(1000, 'a'));
+  ASSERT_EQ(run_moebius(dir, {"data", "build", "--input", "text.txt", "--tokenizer", "bytes", "--out", "set"}).code, 0);
+  const auto missing = [&](const std::vector<std::string>& sets) {
+    std::vector<std::string> args{"config", MOEBIUS_SOURCE_DIR "/recipes/tiny_cpu.toml", "--json", "--set",
+                                  "data.train=[\"set\"]"};
+    for (const std::string& set : sets) args.insert(args.end(), {"--set", set});
+    const Ran ran = run_moebius(dir, args);
+    EXPECT_EQ(ran.code, 0) << ran.err;
+    return json_of(ran).at("missing_to_train").dump();
+  };
+  EXPECT_EQ(missing({}), "[]");
+  EXPECT_THAT(missing({"data.tokenizer=nodir"}),
+              testing::HasSubstr("data.tokenizer must be \\\"bytes\\\" or a folder with a tokenizer.json"));
+  EXPECT_THAT(missing({"data.tokenizer=" MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/qwen2"}),
+              testing::HasSubstr("data.tokenizer: set: expected the tokenizer that built the dataset"));
+  EXPECT_THAT(missing({"model.vocab_size=200"}),
+              testing::HasSubstr("model.vocab_size: set: expected ids in [0, 200), the model's vocabulary; got 256"));
+  EXPECT_THAT(missing({"model.init_from=nodir"}), testing::HasSubstr("model nodir: expected a folder"));
+}
+
 // Shows how often a run reads its data: 2560 tokens, from a text of 1000 bytes and its end.
 TEST(CliConfig, PrintsHowOftenDataIsRead) {
   TestDir dir;

@@ -54,6 +54,18 @@ TEST(CliOutput, AFullPipeIsAnErrorOfTheOutput) {
   EXPECT_THAT(ran.err, testing::Not(testing::HasSubstr("threads")));
 }
 
+// Both streams may be one file, as in the log of a job.
+TEST(CliOutput, TheLineOfTheLogFollowsTheWholeText) {
+  TestDir dir;
+  const std::string train =
+      "printf 'some words, more than a sequence of thirty-two tokens' > text && "
+      "$M data build --input text --tokenizer bytes --out set && "
+      "$M train $R --set run.dir=run --set train.steps=1 --set optimizer.warmup_steps=0 --set 'data.train=[\"set\"]'";
+  ASSERT_EQ(run_shell(dir, train + " > train.log").code, 0) << read_file(dir.path("stderr"));
+  EXPECT_EQ(run_shell(dir, "$M generate run --prompt a --max-tokens 3 --temperature 0 > both 2>&1").code, 0);
+  EXPECT_THAT(read_file(dir.path("both")), testing::ContainsRegex("\n[0-9]+ tokens? in "));
+}
+
 // One signal ends a command that has nothing to save.
 TEST(CliOutput, ASignalEndsACommand) {
   TestDir dir;

@@ -68,6 +68,11 @@ ModelTokenizer::ModelTokenizer(const std::string& who, const GenerationOptions& 
                 "{}: expected a tokenizer.json in the model's folder; {} has none; give --tokenizer DIR, or "
                 "--tokenizer bytes for a model of bytes",
                 who, own_);
+  std::error_code unreadable;
+  MOEBIUS_CHECK(input, !o.tokenizer.empty() || own_ == "bytes" || std::filesystem::exists(own_, unreadable),
+                "{}: expected the tokenizer of {} in {}; got nothing there (a relative path is relative to the folder "
+                "that the command runs in); give --tokenizer DIR",
+                who, o.model, own_);
   tokenizer_ = open_tokenizer(o.tokenizer.empty() ? own_ : o.tokenizer);
   config_ = read_generation_config(config_folder(o.model), tokenizer_->vocab_size(), o.sampling);
 }

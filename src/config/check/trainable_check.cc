@@ -28,6 +28,14 @@ void check_trace(const RunSpec& s) {
                 shown(s.log.trace), origin(s, "log.trace"));
 }
 
+void check_tokenizer_is_there(const RunSpec& s) {
+  std::error_code unreadable;  // a name that no folder can have
+  MOEBIUS_CHECK(
+      usage, s.data.tokenizer == "bytes" || std::filesystem::exists(s.data.tokenizer + "/tokenizer.json", unreadable),
+      "data.tokenizer must be \"bytes\" or a folder with a tokenizer.json; got {}{}{}", shown(s.data.tokenizer),
+      s.data.tokenizer.ends_with("tokenizer.json") ? "; give its folder" : "", origin(s, "data.tokenizer"));
+}
+
 }  // namespace
 
 void RunSpec::check_trainable() const {
@@ -45,6 +53,7 @@ void RunSpec::check_trainable() const {
                 "model.init_from must be given with lora.rank = {}: the folder of the weights that the adapters belong "
                 "to, which checkpoints leave out",
                 lora.rank);
+  check_tokenizer_is_there(*this);
   check_trace(*this);
 }
 
