@@ -53,16 +53,6 @@ struct Resolved {
   int64_t ranks_per_machine = 8;
 };
 
-// Returns the dispatcher of a run of this recipe if ranks_per_machine ranks start on each machine.
-DispatcherChoice assumed_dispatcher(const RunSpec& run, const MeshShape& mesh, int64_t ranks_per_machine) {
-  const int64_t sharing = mesh.ep * mesh.etp;  // ranks with consecutive indices
-  PeerReach peers{.all = mesh.world() <= ranks_per_machine || ranks_per_machine % sharing == 0};
-  peers.why = fmt::format("the {} ranks that share experts are {} one machine (--ranks-per-machine {})", sharing,
-                          peers.all ? "on" : "not on", ranks_per_machine);
-  peers.in_nodes = !peers.all && mesh.nodes_of_experts() > 1 && ranks_per_machine % mesh.ranks_per_node == 0;
-  return resolve_dispatcher(run, peers);
-}
-
 // A recipe that has only a model may leave out the batch. It then counts as one sequence of
 // the model's context.
 RunSpec counted_run(RunSpec run, int64_t ranks_of_machine) {
@@ -172,7 +162,9 @@ Resolved resolve(const Options& o) {
     r.knows_gpus = !gpus.visible.empty();
   }
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
-  r.dispatcher = assumed_dispatcher(r.run, r.mesh, o.ranks_per_machine);
+  r.dispatcher =
+      resolve_dispatcher(r.run, reach_on_machines(r.run.parallel, r.mesh.world(), o.ranks_per_machine,
+                                                  fmt::format("--ranks-per-machine {}", o.ranks_per_machine)));
   set_memory(r, o.ranks);
   find_most_loaded(r);
   return r;

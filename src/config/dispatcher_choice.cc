@@ -149,6 +149,16 @@ DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q) {
   return {q.asked, name_of(q.asked), reason};
 }
 
+PeerReach reach_on_machines(const ParallelSpec& p, int64_t ranks, int64_t ranks_per_machine,
+                            const std::string& source) {
+  const int64_t sharing = p.ep * p.etp;
+  PeerReach peers{.all = ranks <= ranks_per_machine || ranks_per_machine % sharing == 0};
+  peers.why = fmt::format("the {} ranks that share experts are {} one machine ({})", sharing,
+                          peers.all ? "on" : "not on", source);
+  peers.in_nodes = !peers.all && has_nodes(p.ep, p.etp, p.ranks_per_node) && ranks_per_machine % p.ranks_per_node == 0;
+  return peers;
+}
+
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) {
   const auto from = run.provenance.find("parallel.dispatcher");
   return resolve_dispatcher({.asked = run.parallel.dispatcher,

@@ -90,6 +90,11 @@ struct DispatcherChoice {
 // Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level without nodes.
 DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
+// Returns what ranks with consecutive indices reach if ranks_per_machine of them start on each machine. source: how
+// that number is known, for the reason.
+PeerReach reach_on_machines(const ParallelSpec& parallel, int64_t ranks, int64_t ranks_per_machine,
+                            const std::string& source);
+
 // Returns the choice for training this run. A run on a GPU with run.graph may capture its steps.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 

@@ -332,33 +332,33 @@ TEST(Counters, CoverEveryOpAndGroupCall) {
                                                      "reduce_scatter_sum", "send"));
 }
 
-// With parallel.expert_overlap = "batch_split" a step computes each row once, and reads the weights for each part.
-TEST(Counters, BatchSplitReadsWeightsTwice) {
-  const auto ops = [](const std::string& overlap) {
-    const RunSpec run = load_run_spec(
-        kSource + "/recipes/tiny_cpu.toml",
-        all_experts(2, {"run.threads=1", "parallel.dispatcher=\"direct\"", "parallel.expert_overlap=" + overlap}));
-    std::map<std::string, OpTotal> totals;
-    run_threads(2, {.timeout_s = 60}, [&](Transport& world) {
-      const Counted counted = counted_step(run, world);
-      if (world.rank() == 0) totals = counted.ops;
-    });
-    return totals;
-  };
-  const auto whole = ops("none"), parts = ops("batch_split");
-  constexpr double kRankExperts = 4, kColumns = 32, kWidth = 32, kF32 = 4;  // of the recipe
-  const double w2 = kRankExperts * kColumns * kWidth * kF32;
-  const std::pair<const char*, double> read[] = {{"expert_up", 2 * w2}, {"expert_down", w2}, {"d_expert_down", w2}};
-  for (const auto& [name, weights] : read) {
-    const OpTotal &all = whole.at(name), &split = parts.at(name);
-    EXPECT_GT(all.calls, 0) << name;
-    EXPECT_EQ(split.calls, 2 * all.calls) << name;
-    EXPECT_DOUBLE_EQ(all.cost.weight_bytes, static_cast<double>(all.calls) * weights) << name;
-    EXPECT_DOUBLE_EQ(split.cost.weight_bytes, 2 * all.cost.weight_bytes) << name;
-    EXPECT_DOUBLE_EQ(split.cost.flops, all.cost.flops) << name;
-    EXPECT_DOUBLE_EQ(split.cost.bytes, all.cost.bytes + static_cast<double>(all.calls) * weights) << name;
+// With parallel.expert_overlap = "batch_split" a step computes each row once, and reads the weights for each part: two
+// parts of two ranks, and three of four.
+TEST(Counters, BatchSplitReadsWeightsForEachPart) {
+  for (const int ranks : {2, 4}) {
+    const auto ops = [&](const std::string& overlap) {
+      const RunSpec run = load_run_spec(kSource + "/recipes/tiny_cpu.toml",
+                                        all_experts(ranks, {"run.threads=1", "parallel.dispatcher=\"direct\"",
+                                                            "parallel.expert_overlap=" + overlap}));
+      return counted_steps(run, ranks)[0].ops;
+    };
+    const auto whole = ops("none"), parts = ops("batch_split");
+    const int num_parts = ranks == 2 ? 2 : 3;
+    constexpr double kExperts = 8, kColumns = 32, kWidth = 32, kF32 = 4;  // of the recipe
+    const double w2 = kExperts / ranks * kColumns * kWidth * kF32;
+    const std::pair<const char*, double> read[] = {{"expert_up", 2 * w2}, {"expert_down", w2}, {"d_expert_down", w2}};
+    for (const auto& [name, weights] : read) {
+      const OpTotal &all = whole.at(name), &split = parts.at(name);
+      const auto calls = static_cast<double>(all.calls);
+      EXPECT_GT(all.calls, 0) << name;
+      EXPECT_EQ(split.calls, num_parts * all.calls) << name;
+      EXPECT_DOUBLE_EQ(all.cost.weight_bytes, calls * weights) << name;
+      EXPECT_DOUBLE_EQ(split.cost.weight_bytes, num_parts * all.cost.weight_bytes) << name;
+      EXPECT_DOUBLE_EQ(split.cost.flops, all.cost.flops) << name;
+      EXPECT_DOUBLE_EQ(split.cost.bytes, all.cost.bytes + (num_parts - 1) * calls * weights) << name;
+    }
+    EXPECT_EQ(parts.at("d_expert_up").calls, whole.at("d_expert_up").calls) << "it has all rows at once";
   }
-  EXPECT_EQ(parts.at("d_expert_up").calls, whole.at("d_expert_up").calls) << "it has all rows at once";
 }
 
 }  // namespace

@@ -167,6 +167,10 @@ PlanMachine PlanMachine::of_rank(int64_t threads_of_rank) const {
   return rank;
 }
 
+int64_t PlanMachine::ranks_of_windows() const {
+  return !is_gpu || domain_ranks <= kMaxGpusOfHost ? static_cast<int64_t>(domain_ranks) : 1;
+}
+
 std::vector<std::string> PlanMachine::assumed_figures() const {
   std::vector<std::string> figures;
   for (const MachineFigure& f : machine_figures()) {

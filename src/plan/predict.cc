@@ -481,7 +481,7 @@ Prediction predict(PartLibrary& parts, RunSpec run, int64_t ranks, const PlanMac
                    const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
   check_schedule(run, assume);
-  run = run_on(std::move(run), machine, assume.system);
+  run = run_of_ranks_on(std::move(run), ranks, machine, assume.system);
   check_kernels(run, machine, assume.system);
   return Predicting(parts, std::move(run), ranks, machine, assume, options.checks).run(options);
 }
@@ -490,7 +490,7 @@ double passes_seconds(PartLibrary& parts, RunSpec run, int64_t ranks, const Plan
                       const Assumptions& assume, const PredictOptions& options) {
   check_machine(machine, assume);
   check_schedule(run, assume);
-  run = run_on(std::move(run), machine, assume.system);
+  run = run_of_ranks_on(std::move(run), ranks, machine, assume.system);
   check_kernels(run, machine, assume.system);
   return Predicting(parts, std::move(run), ranks, machine, assume, options.checks).run_passes(options);
 }

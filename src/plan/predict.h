@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/dispatcher_choice.h"
 #include "parallel/pipeline/simulate.h"
 #include "plan/cost/stage_work.h"
 #include "plan/cost/start_up.h"
@@ -75,6 +76,12 @@ struct PredictOptions {
 // Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
 // number of its threads. Moebius has products in 8 bits only where its kernels for Hopper run.
 RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system = PlanSystem::moebius);
+// Returns the dispatcher that the engine has in such a run, where the ranks of a host or of an NVLink domain of a host
+// write to each other's memory.
+DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine);
+// The same as run_on(), and for Moebius parallel.dispatcher = "auto" becomes that one.
+RunSpec run_of_ranks_on(RunSpec run, int64_t ranks, const PlanMachine& machine,
+                        PlanSystem system = PlanSystem::moebius);
 // Throws the engine's Error{usage} if Moebius cannot run on the machine's GPU: precision.recipe = "fp8_block",
 // optimizer.fuse_grad, or batch_split in bf16 on a GPU whose given capability is not Hopper's.
 void check_kernels(const RunSpec& run, const PlanMachine& machine, PlanSystem system);

@@ -26,8 +26,6 @@
 namespace moebius {
 namespace {
 
-// The maximum number of ranks of one host. A larger domain of fast links spans hosts, and direct needs a single host.
-constexpr int64_t kMaxRanksOfHost = 8;
 // The number of layouts whose passes are timed at once, and whose memory is chosen at once. They do not depend on the
 // number of threads, so the result does not either. The last batch may time a few layouts in vain.
 constexpr int64_t kTimed = 128, kRound = 16;
@@ -94,8 +92,8 @@ class Search {
     // Long sequences have so many cp layouts that a search of these choices too would take too long.
     const bool is_short = run_.train.seq_len < 2 * kMinCpTokens;
     SearchLimits limits{
-        .max_tp = options_.max_tp > 0 ? options_.max_tp : std::min<int64_t>(domain, kMaxRanksOfHost),
-        .max_direct_ranks = domain <= kMaxRanksOfHost ? domain : 1,
+        .max_tp = options_.max_tp > 0 ? options_.max_tp : std::min<int64_t>(domain, kMaxGpusOfHost),
+        .max_direct_ranks = machine_.of_rank(run_.threads).ranks_of_windows(),
         .max_two_level_ranks = machine_.is_gpu ? 0 : domain,
         .domain_ranks = domain,
         .system = assume_.system,

@@ -196,22 +196,25 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   experts += taken_by_groups(c.machine) * backward.hidden;
 }
 
-// With parallel.expert_overlap = "batch_split", the two exchanges of a forward pass overlap with products of the rank's
-// own rows, x with the first product (two thirds of the time of experts) and y with the second. In the backward pass dy,
-// one of three exchanges, overlaps with a third of theirs, in addition to what overlaps with "layer".
-void overlap_own_rows(PassTime& forward, PassTime& backward, const TimeContext& c) {
-  const double share = 1 / static_cast<double>(c.spec.mesh.ep * c.spec.mesh.etp);
-  const double of_forward = seconds_of_rows(forward) / 2, dy = seconds_of_rows(backward) / 3;
-  const auto hidden_behind = [&](const PassTime& pass, double sent, double part) {
-    return std::min(sent, share * part * pass.kernels[static_cast<size_t>(KernelClass::experts)]);
+// With parallel.expert_overlap = "batch_split", rows move in parts that overlap with products of the part before them
+// (model/moe/dispatched_experts_parts.cc): a near part, which two ranks do not have, and a far one. The first of two products
+// has two thirds of the time of experts. dy, one of three exchanges of a backward pass, overlaps with a third of theirs.
+void overlap_parts(PassTime& forward, PassTime& backward, const TimeContext& c) {
+  const int64_t num_ranks = c.spec.mesh.ep * c.spec.mesh.etp;
+  if (num_ranks == 1) return;
+  const double ranks = static_cast<double>(num_ranks), own = 1 / ranks,
+               near = static_cast<double>((num_ranks + 1) / 2 - 1) / ranks, far = 1 - own - near;
+  const auto experts = [](PassTime& p) -> double& { return p.kernels[static_cast<size_t>(KernelClass::experts)]; };
+  const auto part_of = [&](double sent, double part) { return sent * part / (1 - own); };
+  const auto hide = [&](PassTime& pass, double hidden) {
+    pass.hidden += hidden, experts(pass) += taken_by_groups(c.machine) * hidden;
   };
-  const double in_forward = hidden_behind(forward, of_forward, 2.0 / 3) + hidden_behind(forward, of_forward, 1.0 / 3);
-  for (const auto& [pass, hidden] :
-       {std::pair{&forward, in_forward}, {&backward, hidden_behind(backward, dy, 1.0 / 3)}}) {
-    double& experts = pass->kernels[static_cast<size_t>(KernelClass::experts)];
-    pass->hidden += hidden;
-    experts += taken_by_groups(c.machine) * hidden;
-  }
+  const double x = seconds_of_rows(forward) / 2, up = experts(forward) * 2 / 3, down = experts(forward) / 3;
+  const double sent_first = near > 0 ? near : far;
+  hide(forward, std::min(part_of(x, sent_first), own * up) + std::min(part_of(x, far), near * (up + down)) +
+                    std::min(part_of(x, near), far * up) + std::min(part_of(x, far), own * down));
+  const double dy = seconds_of_rows(backward) / 3, of_dy = experts(backward) / 3;
+  hide(backward, std::min(part_of(dy, sent_first), own * of_dy) + std::min(part_of(dy, far), near * of_dy));
 }
 
 // Overlaps the exchanges of tp with products. Each is in tp pieces, and one of them has no product beside it.
@@ -454,7 +457,7 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
   // A backward_input by itself has no weight gradients to overlap with.
   const ExpertOverlap own = is_megatron || !is_moe ? ExpertOverlap::none : c.spec.expert_overlap;
   if (own != ExpertOverlap::none && !part.splits) overlap_layer(t.backward, c, part.recompute);
-  if (own == ExpertOverlap::batch_split) overlap_own_rows(t.forward, t.backward, c);
+  if (own == ExpertOverlap::batch_split) overlap_parts(t.forward, t.backward, c);
   for (PassTime* pass : {&t.forward, &t.loss, &t.backward}) slow_beside_receives(*pass, c);
   if (is_moe && c.assume.merged_overlap)
     for (PassTime* pass : {&t.forward, &t.backward}) merge(*pass, c);

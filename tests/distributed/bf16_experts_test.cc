@@ -113,7 +113,8 @@ class ExpertsInBf16 : public ::testing::TestWithParam<Case> {
     same("work during the exchange of rows", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::layer; });
     // Portable kernels do not compute a part of the rows.
     if (c.dispatcher == DispatcherKind::direct && c.kernels == KernelChoice::automatic) {
-      same("own rows during the exchange", [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::batch_split; });
+      same("parts of the rows during the exchange",
+           [](EngineSpec& spec) { spec.expert_overlap = ExpertOverlap::batch_split; });
       same("the same, recomputed", [](EngineSpec& spec) {
         spec.expert_overlap = ExpertOverlap::batch_split;
         spec.recompute.expert_up = true;

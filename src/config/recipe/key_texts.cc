@@ -323,7 +323,7 @@ std::vector<KeyText> parallel_texts() {
        "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
       {"parallel.expert_overlap",
        "What an MoE layer computes while its rows are exchanged: nothing (`none`), other work of the same "
-       "layer (`layer`), or also the products of the rank's own rows (`batch_split`, "
+       "layer (`layer`), or also products of some of the rows (`batch_split`, "
        "[expert-parallelism.md](../design/expert-parallelism.md#overlap-with-the-exchange-of-rows)). `batch_split` "
        "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and in bf16 on GPUs "
        "Hopper's kernels, with columns in multiples of 8. Results are bitwise identical for all values."},

@@ -157,35 +157,6 @@ void DispatchedExperts::forward(Step& step, Tensor y_TD, Tensor x_TD, const Rout
   dispatcher_->combine(step, y_TD, y_RD, *saved.handle);
 }
 
-// The rows of other ranks arrive while this rank's own are computed, and their results leave while the second product
-// of the own rows runs.
-void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved,
-                                         const ConcurrentWork& concurrent) const {
-  StackScope scope(step.stack);
-  const int64_t T = x_TD.dim(0), R = dispatcher_->max_rows(T);
-  DispatchHandle& handle = *saved.handle;
-  const SplitDispatcher::Parts parts = split_->parts(step, T, handle);
-  const Dispatched own{.source = x_TD, .rows = parts.own_rows, .weight_R = {}};
-  Dispatched others{.source = {}, .rows = parts.rows, .weight_R = {}};
-  open_h(step, saved);
-  const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
-  SideWork sending(
-      step, true, [&] { others.source = split_->dispatch_to_others(step, x_TD, handle).source; },
-      sending_multiprocessors(step, saved));
-  if (concurrent) concurrent();
-  up(step, a_RF, own, saved, parts.own);
-  sending.join();
-  up(step, a_RF, others, saved, parts.others);
-  save_h(step, R, parts.rows.offsets_e1, saved);
-  down(step, y_RD, a_RF, others, saved, parts.others);
-  SideWork returning(step, true, [&] { split_->return_to_others(step, y_RD, T, handle); });
-  down(step, y_RD, a_RF, own, saved, parts.own);
-  returning.use_whole_gpu();
-  split_->return_own(step, y_RD, T, handle);
-  returning.join();
-  split_->sum_returned(step, y_TD, handle);
-}
-
 void DispatchedExperts::save_h(Step& step, int64_t num_rows, const Tensor& offsets_e1, Saved& saved) const {
   if (rows_ && step.batch.training) rows_->stash(step, saved.held, offsets_e1);
   if (!rows_) saved.h_R2F.save(step, num_rows, offsets_e1);
@@ -261,7 +232,7 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
 
 // Three exchanges overlap with the work that follows them (x before dy if h or rows beyond a budget are recomputed):
 //   x    the product that needs only dy; if x comes first, with batch_split, h of the own rows
-//   dy   `concurrent`, and with batch_split the product of the own rows
+//   dy   `concurrent`, and with batch_split the product of the own rows, and then of each part that has arrived
 //   dx   the gradients of weights
 void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
                                      const ConcurrentWork& concurrent) const {
@@ -280,19 +251,16 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
     hold_tokens(step, tokens, saved, coming, split);
   }
   Dispatched grads;
-  Tensor own_weight_R, dweight_R;
+  Tensor dweight_R;
   if (split_) {
-    own_weight_R = split_->row_weights(step, T, *saved.handle);
     dweight_R = step.alloc({R}, DType::f32);
+    grads = receive_grads_in_parts(step, dweight_R, parts, saved, concurrent);
+  } else {
+    SideWork arriving(
+        step, overlaps_ && concurrent, [&] { grads = receive_grads(step, d.dy_TD, saved); }, multiprocessors);
+    if (concurrent) concurrent();
+    arriving.join();
   }
-  SideWork arriving(
-      step, overlaps_ && (concurrent || split_), [&] { grads = receive_grads(step, d.dy_TD, saved); }, multiprocessors);
-  if (concurrent) concurrent();
-  if (split_) {
-    saved.h_bwd_R2F = saved.h_R2F.for_backward(step, R, saved.grad_rows.offsets_e1);
-    backward_down(step, dweight_R, {d.dy_TD, parts.own_rows, own_weight_R}, saved, parts.own);
-  }
-  arriving.join();
   SideWork coming(
       step, x_later,
       [&] {
@@ -308,7 +276,7 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
   if (emits_quantised_)
     backward_down_quantised(step, dweight_R, grads.weight_R, dx_RD, saved);
   else
-    backward_down(step, dweight_R, grads, saved, parts.others);
+    backward_down(step, dweight_R, grads, saved, split_ ? parts.others.back().rows : RowPart{});
   coming.use_whole_gpu();
   backward_up(step, dx_RD, saved);
   coming.join();
@@ -352,7 +320,10 @@ void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved&
 }
 
 Dispatched DispatchedExperts::receive_grads(Step& step, Tensor dy_TD, Saved& saved) const {
-  const Dispatched grads = dispatch_grads(step, dy_TD, saved);
+  return hold_grads(step, dispatch_grads(step, dy_TD, saved), saved);
+}
+
+Dispatched DispatchedExperts::hold_grads(Step& step, const Dispatched& grads, Saved& saved) const {
   saved.grad_rows = grads.rows;
   saved.grads.hold(step.stream, grads.source);
   if (b2_) saved.weight_R.hold(step.stream, grads.weight_R);
@@ -374,9 +345,10 @@ void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& s
   saved.h_R2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
     const Tensor a_RF = step.alloc(saved.sa_RF.shape, dtype_);
-    if (parts) up(step, a_RF, {.source = saved.x_TD, .rows = parts->own_rows}, saved, parts->own);
+    if (parts) up(step, a_RF, {.source = saved.x_TD, .rows = parts->own_rows}, saved, parts->own.rows);
     coming.join();
-    up(step, a_RF, tokens, saved, parts ? parts->others : RowPart{});
+    if (!parts) return up(step, a_RF, tokens, saved);
+    for (const SplitDispatcher::Part& part : parts->others) up(step, a_RF, tokens, saved, part.rows);
   });
 }
 

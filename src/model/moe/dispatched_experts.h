@@ -110,6 +110,10 @@ class DispatchedExperts final : public RoutedExperts {
                    const SplitDispatcher::Parts* parts) const;
   // Sends the rows of dy to the experts, with the weight of each row.
   Dispatched receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
+  // The same with batch_split, where backward_down() of all parts but the last one overlaps with it. Runs `concurrent`.
+  Dispatched receive_grads_in_parts(Step& step, Tensor dweight_R, const SplitDispatcher::Parts& parts, Saved& saved,
+                                    const ConcurrentWork& concurrent) const;
+  Dispatched hold_grads(Step& step, const Dispatched& grads, Saved& saved) const;  // for backward_weight
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
   void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,
                      const RowPart& part = {}) const;

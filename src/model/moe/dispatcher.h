@@ -21,11 +21,13 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "comm/mesh.h"
 #include "config/parallel_spec.h"
 #include "model/side_work.h"
 #include "model/step.h"
+#include "ops/dispatch/row_distances.h"
 #include "ops/experts/experts.h"
 #include "ops/routing/routing.h"
 
@@ -99,24 +101,34 @@ class Dispatcher {
                             DispatchHandle& handle) const = 0;
 };
 
-// Calls for parallel.expert_overlap = "batch_split": the rows of this rank's own tokens are computed while those of
-// other ranks are exchanged. announce() comes before these, as before the calls above.
+// Calls for parallel.expert_overlap = "batch_split": some rows are computed while others are exchanged. announce() comes
+// before these, as before the calls above. All ranks make the same calls, with the same distances.
 class SplitDispatcher : public Dispatcher {
  public:
   const SplitDispatcher* split() const final { return this; }
-  // Both parts of the rows, on the step stack. own_rows index this rank's tokens, and rows index the source of
-  // dispatch_to_others(). runs_2G has one run of each expert for `own`, and two for `others`. T: tokens of this rank.
+  // The rows of the ranks at some distances (ops/dispatch/row_distances.h).
+  struct Part {
+    RowDistances of;
+    RowPart rows;  // two runs of each expert, or one for this rank's own rows
+  };
+  // The parts of the rows, on the step stack: this rank's own, and one or two of other ranks, by rising distances.
+  // own_rows index this rank's tokens, and rows index the source of dispatch_part().
   struct Parts {
     Rows own_rows, rows;
-    RowPart own, others;
+    Part own;
+    std::vector<Part> others;
   };
+  // T: tokens of this rank.
   virtual Parts parts(Step& step, int64_t T, const DispatchHandle& handle) const = 0;
-  // Like dispatch(), but the rows of this rank's own tokens are undefined in the source.
-  virtual Dispatched dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const = 0;
-  // combine() in three calls. The first reads the rows of `others` in y, the second those of `own`, and they may
-  // overlap. The last comes after both.
-  virtual void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
-  virtual void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const = 0;
+  // Like dispatch() and combine_bwd(), but they send only the rows at these distances. The source also has those of
+  // earlier calls, and its other rows are undefined. weight_R is empty: row_weights() has it.
+  virtual Dispatched dispatch_part(Step& step, Tensor x_TD, const RowDistances& of, DispatchHandle& handle) const = 0;
+  virtual Dispatched combine_bwd_part(Step& step, Tensor dy_TD, const RowDistances& of,
+                                      DispatchHandle& handle) const = 0;
+  // combine() in several calls: return_part() for all parts, which reads only the rows of that part in y, and at last
+  // sum_returned(). Returning this rank's own rows needs no other rank, and may overlap with another return_part().
+  virtual void return_part(Step& step, Tensor y_RD, int64_t T, const RowDistances& of,
+                           DispatchHandle& handle) const = 0;
   virtual void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const = 0;
   // Returns weight_R of combine_bwd(), f32 [R] on the step stack. It may be called before combine_bwd().
   virtual Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const = 0;

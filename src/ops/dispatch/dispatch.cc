@@ -181,24 +181,27 @@ void check(const SumPairs& a) {
   check_ints("sum_pairs", "back_row", a.back_row_TB, {T, B});
 }
 
-void check(const OwnRows& a) {
-  check_matrix("own_rows", "dest", a.dest_TJ, "[T, J]");
-  check_matrix("own_rows", "pair_row", a.pair_row_NL, "[N, L]");
+void check(const PartRows& a) {
+  check_matrix("part_rows", "dest", a.dest_TJ, "[T, J]");
+  check_matrix("part_rows", "pair_row", a.pair_row_NL, "[N, L]");
   const int64_t e = a.offsets_e1.numel() - 1, W = a.arrive_W1.numel() - 1, R = a.row_token_R.numel();
   MOEBIUS_CHECK(
       usage, e >= 1 && a.etp >= 1 && W >= 1 && W % a.etp == 0 && a.rank >= 0 && a.rank < W,
-      "own_rows: there must be experts, and the rank must be one of W, which etp divides; got {} experts, rank "
+      "part_rows: there must be experts, and the rank must be one of W, which etp divides; got {} experts, rank "
       "{} of {} and etp {}",
       e, a.rank, W, a.etp);
-  check_ints("own_rows", "own", a.own_2e, {2, e});
-  check_ints("own_rows", "others", a.others_22e, {2, 2 * e});
-  check_ints("own_rows", "own_token", a.own_token_R, {R});
-  check_ints("own_rows", "offsets", a.offsets_e1, {e + 1});
-  check_ints("own_rows", "row_token", a.row_token_R, {R});
-  check_ints("own_rows", "arrive", a.arrive_W1, {W + 1});
-  check_ints("own_rows", "dest", a.dest_TJ, a.dest_TJ.shape);
-  check_ints("own_rows", "row", a.row_TJ, a.dest_TJ.shape);
-  check_ints("own_rows", "pair_row", a.pair_row_NL, a.pair_row_NL.shape);
+  check_ints("part_rows", "own", a.own_2e, {2, e});
+  MOEBIUS_CHECK(usage, a.far_from >= 1 && a.far_from <= W, "part_rows: far_from must be in [1, {}]; got {}", W,
+                a.far_from);
+  if (a.far_from > 1) check_ints("part_rows", "near", a.near_22e, {2, 2 * e});
+  check_ints("part_rows", "far", a.far_22e, {2, 2 * e});
+  check_ints("part_rows", "own_token", a.own_token_R, {R});
+  check_ints("part_rows", "offsets", a.offsets_e1, {e + 1});
+  check_ints("part_rows", "row_token", a.row_token_R, {R});
+  check_ints("part_rows", "arrive", a.arrive_W1, {W + 1});
+  check_ints("part_rows", "dest", a.dest_TJ, a.dest_TJ.shape);
+  check_ints("part_rows", "row", a.row_TJ, a.dest_TJ.shape);
+  check_ints("part_rows", "pair_row", a.pair_row_NL, a.pair_row_NL.shape);
 }
 
 }  // namespace
@@ -228,7 +231,9 @@ void contiguous_places(Stream& s, const ContiguousPlaces& a) {
 void push_rows(Stream& s, const PushRows& a) {
   check(a);
   const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
-  OpScope scope(s, "push_rows", {0, bytes_of(a.x_TD) * (1 + rows) + 2 * bytes_of(a.dest_TJ)});
+  const int64_t W = a.bases_W.numel();
+  const double part = static_cast<double>(a.of.count(W)) / static_cast<double>(W);
+  OpScope scope(s, "push_rows", {0, bytes_of(a.x_TD) * (1 + part * rows) + 2 * bytes_of(a.dest_TJ)});
   if (a.x_TD.empty() || a.dest_TJ.empty()) return;
   run_on_device(s, cpu::push_rows, cuda::push_rows, a);
 }
@@ -307,10 +312,10 @@ void sum_pairs(Stream& s, const SumPairs& a) {
   run_on_device(s, cpu::sum_pairs, cuda::sum_pairs, a);
 }
 
-void own_rows(Stream& s, const OwnRows& a) {
+void part_rows(Stream& s, const PartRows& a) {
   check(a);
-  OpScope scope(s, "own_rows", {0, 2 * bytes_of(a.dest_TJ) + 2 * bytes_of(a.own_token_R)});
-  run_on_device(s, cpu::own_rows, cuda::own_rows, a);
+  OpScope scope(s, "part_rows", {0, 2 * bytes_of(a.dest_TJ) + 2 * bytes_of(a.own_token_R)});
+  run_on_device(s, cpu::part_rows, cuda::part_rows, a);
 }
 
 }  // namespace moebius

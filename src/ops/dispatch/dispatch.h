@@ -25,11 +25,9 @@
 
 #include "core/tensor.h"
 #include "device/device.h"
+#include "ops/dispatch/row_distances.h"
 
 namespace moebius {
-
-// The rows that an op moves, by the rank of their token: all, or only this rank's own, or only those of other ranks.
-enum class RowsOf : uint8_t { all, own, others };
 
 //   dest[t,j]   the j-th of the ep ranks that have experts of token t, ascending; -1 past the last one
 //   slot[t,j]   the place of t among this rank's tokens for dest[t,j], by token
@@ -71,7 +69,7 @@ void contiguous_places(Stream& s, const ContiguousPlaces& a);
 
 // array[row[t,j],:] = x[t,:]  in the windows of the ranks dest[t,j] ETP + i,  for all j with dest[t,j] >= 0
 //
-// x may have any dtype. With to_others nothing is written to this rank's own window.
+// x may have any dtype. Only ranks at a distance of `of` get rows.
 //
 // If dest and row are those of contiguous_places() for the T rows of x, windows may be given: the addresses of all
 // windows in this process. In a CUDA graph copy engines then copy the rows, with no multiprocessor. Work that is not
@@ -83,7 +81,7 @@ struct PushRows {
   Tensor bases_W;                // in
   int64_t offset = 0, rank = 0;  // of the array [N, D]; of this rank
   int64_t etp = 1;
-  bool to_others = false;
+  RowDistances of = {};
   std::vector<std::byte*> windows;  // of all ranks, or none. REQUIRES: those places
 };
 void push_rows(Stream& s, const PushRows& a);
@@ -156,13 +154,13 @@ void push_routes(Stream& s, const PushRoutes& a);
 // for each rank s and each row i that came from it
 //
 // The sum runs over l in order, in f32, and is rounded once, with the bits of Combine (ops/permute/permute.h). A pair
-// at row -1 adds nothing. Empty weights count as 1. With `of` only the rows that came from those ranks return.
+// at row -1 adds nothing. Empty weights count as 1. Only rows with a distance of `of` return.
 struct ReturnSums {
   Tensor sent_1;                        // inout
   Tensor y_RD, pair_row_NL, weight_NL;  // in
   Tensor arrive_W1, back_W, bases_W;    // in
   int64_t offset = 0, rank = 0;         // of the array [B, D]; of this rank
-  RowsOf of = RowsOf::all;
+  RowDistances of = {};
   // In the cost of the op: pairs with a row, and rows n that arrived; 0: all.
   int64_t expected_pairs = 0, expected_rows = 0;
 };
@@ -191,17 +189,19 @@ struct SumPairs {
 };
 void sum_pairs(Stream& s, const SumPairs& a);
 
-// The rows of this rank's experts in two parts: those of its own tokens, which are not sent, and those of other ranks.
-// row_token[r] is the row n of N that row r reads; it ascends in the rows of an expert, which are sorted by source.
-//   own[0,i], own[1,i]         begin and end of the own rows of expert i
-//   others[0,2i], others[1,2i]   those of the rows before them;  others[.,2i+1]  those of the rows after them
-//   own_token[r] = t           where r is a row of token t of this rank; not written for other rows
-struct OwnRows {
-  Tensor own_2e, others_22e, own_token_R;     // out i32
-  Tensor offsets_e1, row_token_R, arrive_W1;  // in i32
-  Tensor dest_TJ, row_TJ, pair_row_NL;        // in i32: dest and row of this rank's tokens, pair_row of the N rows
-  int64_t rank = 0, etp = 1;                  // this rank's index among the W ranks; ranks that share an expert
+// The rows of this rank's experts in parts: those of its own tokens, which are not sent, and those of distances in
+// [1, far_from) and in [far_from, W). row_token[r] is the row n of N that row r reads; it ascends in the rows of an expert,
+// which are sorted by source. So a part has at most two runs of rows of each expert, since distances wrap around.
+//   own[0,i], own[1,i]            begin and end of the own rows of expert i
+//   near[0,2i+j], near[1,2i+j]    those of the near rows of expert i, for j = 0 and 1; far has those of the far rows
+//   own_token[r] = t              where r is a row of token t of this rank; not written for other rows
+struct PartRows {
+  Tensor own_2e, near_22e, far_22e, own_token_R;  // out i32; near may be empty if far_from = 1
+  Tensor offsets_e1, row_token_R, arrive_W1;      // in i32
+  Tensor dest_TJ, row_TJ, pair_row_NL;            // in i32: dest and row of this rank's tokens, pair_row of the N rows
+  int64_t rank = 0, etp = 1;                      // this rank's index among the W ranks; ranks that share an expert
+  int64_t far_from = 1;                           // in [1, W]
 };
-void own_rows(Stream& s, const OwnRows& a);
+void part_rows(Stream& s, const PartRows& a);
 
 }  // namespace moebius

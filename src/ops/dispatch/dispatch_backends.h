@@ -19,7 +19,7 @@ struct PushRoutes;
 struct ReturnSums;
 struct ReturnPairs;
 struct SumPairs;
-struct OwnRows;
+struct PartRows;
 
 namespace cpu {
 void destinations(Stream& s, const Destinations& a);
@@ -35,7 +35,7 @@ void push_routes(Stream& s, const PushRoutes& a);
 void return_sums(Stream& s, const ReturnSums& a);
 void return_pairs(Stream& s, const ReturnPairs& a);
 void sum_pairs(Stream& s, const SumPairs& a);
-void own_rows(Stream& s, const OwnRows& a);
+void part_rows(Stream& s, const PartRows& a);
 }  // namespace cpu
 
 namespace cuda {
@@ -52,7 +52,7 @@ void push_routes(Stream& s, const PushRoutes& a);
 void return_sums(Stream& s, const ReturnSums& a);
 void return_pairs(Stream& s, const ReturnPairs& a);
 void sum_pairs(Stream& s, const SumPairs& a);
-void own_rows(Stream& s, const OwnRows& a);
+void part_rows(Stream& s, const PartRows& a);
 }  // namespace cuda
 
 }  // namespace moebius

@@ -96,10 +96,10 @@ TEST(DispatchGraph, RoundsOfRanksThatShareAGpu) {
   });
 }
 
-// Every rank sends two rows to all ranks, or to the others: by copy engines in a graph, and by a kernel else.
+// Every rank sends two rows to all ranks, or to those at some distances: by copy engines in a graph, and by a kernel else.
 TEST(DispatchGraph, ContiguousRowsOfRanksThatShareAGpu) {
   if (!Accelerator::why_missing().empty()) GTEST_SKIP() << Accelerator::why_missing();
-  for (const bool to_others : {false, true}) {
+  for (const RowDistances of : {RowDistances{}, {.first = 1}, {.first = 1, .end = 2}, {.first = 2}}) {
     run_threads(3, {.timeout_s = 20}, [&](Transport& transport) {
       GpuRank r(transport, /*num_rows=*/2);
       Buffer places(DeviceKind::cuda, 64 * sizeof(int32_t));
@@ -128,7 +128,7 @@ TEST(DispatchGraph, ContiguousRowsOfRanksThatShareAGpu) {
                         .bases_W = r.peers.bases_W(),
                         .offset = r.control,
                         .rank = r.rank,
-                        .to_others = to_others,
+                        .of = of,
                         .windows = r.peers.windows()});
         r.peers.round(r.s, {.phase = "tell", .layer = "none"});
         copy(r.s, r.seen(), r.arrived());
@@ -141,7 +141,7 @@ TEST(DispatchGraph, ContiguousRowsOfRanksThatShareAGpu) {
         std::array<std::array<int64_t, 2>, 3> got;
         copy_to_host(r.s, got.data(), r.seen().data, sizeof got);
         for (int q = 0; q < 3; ++q) {
-          if (q == r.rank && to_others) continue;
+          if (!of.has((r.rank - q + 3) % 3)) continue;
           ASSERT_EQ(got[q], numbers(turn, q)) << "turn " << turn;
         }
       };
@@ -152,7 +152,7 @@ TEST(DispatchGraph, ContiguousRowsOfRanksThatShareAGpu) {
       GraphCapture capture;
       const CudaGraph graph(r.gpu, capture, tell);
       // Copies to windows, the count of their bytes, two rounds, and the copy of what arrived.
-      EXPECT_EQ(graph.num_nodes(), (to_others ? 2 : 3) + 1 + 2 + 1);
+      EXPECT_EQ(graph.num_nodes(), of.count(3) + 1 + 2 + 1);
       r.world->barrier();
       for (int64_t turn = 1; turn < 50; ++turn) {
         r.set(numbers(turn, r.rank));
@@ -160,7 +160,7 @@ TEST(DispatchGraph, ContiguousRowsOfRanksThatShareAGpu) {
         check(turn);
       }
       synchronize(r.s);
-      EXPECT_EQ(r.world->sent_bytes() - before, 50 * 2 * 2 * 8);
+      EXPECT_EQ(r.world->sent_bytes() - before, 50 * (of.count(3) - (of.has(0) ? 1 : 0)) * 2 * 8);
     });
   }
 }

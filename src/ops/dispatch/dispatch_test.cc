@@ -10,6 +10,7 @@
 #include "io/testing.h"
 #include "ops/cpu/testing.h"
 #include "ops/dispatch/dispatch_ref.h"
+#include "ops/dispatch/dispatch_testing.h"
 #include "ops/permute/index_rows.h"
 #include "ops/permute/index_rows_ref.h"
 
@@ -20,100 +21,11 @@ using ref::Arrival;
 using testing::Array;
 using testing::Values;
 
-struct Case {
-  int64_t P = 2, etp = 1, T = 5, e = 2, K = 2, D = 8;
-  DType dtype = DType::f32;
-  bool one_expert = false;  // all tokens choose the experts from E / 2 on
-  int blocks = 0;           // > 0: of a GPU's kernels, so that each walks over many rows
-  int64_t W() const { return P * etp; }
-  int64_t E() const { return P * e; }
-  int64_t J() const { return std::min(K, P); }
-  int64_t L() const { return std::min(K, e); }
-  int64_t N() const { return W() * T; }
-  int64_t B() const { return T * J() * etp; }
-};
-
-std::vector<Case> cases() {
-  std::vector<Case> all;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (Case c :
-         {Case{}, Case{.T = 0}, Case{.P = 1, .etp = 3, .T = 4, .e = 3}, Case{.P = 3, .T = 41, .e = 2, .K = 3, .D = 5},
-          Case{.P = 4, .T = 70, .e = 2, .K = 8, .D = 72}, Case{.P = 2, .etp = 2, .T = 33, .e = 4, .K = 3, .D = 264},
-          Case{.P = 5, .T = 70, .e = 3, .K = 1, .D = 1}, Case{.P = 3, .T = 1030, .e = 1, .K = 2, .D = 2},
-          Case{.P = 3, .T = 64, .e = 4, .K = 4, .D = 40, .one_expert = true},
-          Case{.P = 36, .T = 3, .e = 1, .K = 34, .D = 24},
-          Case{.P = 2, .T = 9, .e = 40, .K = 34, .D = 24},                 // more pairs of a row than lanes of a warp
-          Case{.P = 2, .T = 70, .e = 16, .K = 8, .D = 2056, .blocks = 2},  // as many as 128 experts and top-8 have
-          Case{.P = 2, .T = 8300, .e = 1, .K = 1, .D = 1},                 // tokens of several loops of a scan
-          Case{.P = 2, .T = 150, .e = 2, .K = 2, .D = 2056, .blocks = 2},  // pieces of rows, and slots in turn
-          Case{.P = 2, .etp = 2, .T = 131, .e = 4, .K = 3, .D = 520, .blocks = 2},
-          Case{.P = 2, .T = 450, .e = 1, .K = 2, .D = 2056, .blocks = 16}}) {  // by the bulk copy engine
-      c.dtype = dtype;
-      all.push_back(c);
-    }
-  }
-  return all;
-}
-
-int64_t expert_of(const Case& c, int64_t q, int64_t t, int64_t k) {
-  const Rng rng(7, RngSite::bench);
-  const int64_t first = c.one_expert ? c.E() / 2 : static_cast<int64_t>(rng.below(q * 4096 + t, c.E()));
-  return (first + k) % c.E();
-}
-bool is_kept(int64_t q, int64_t t, int64_t k) { return (q + 3 * t + 5 * k) % 7 != 2; }
-
-// A rank: its window, and what it computes.
-struct Rank {
-  // The arrays of a window begin at multiples of 16 bytes.
-  enum { counts, routes, tokens, back, back_pairs, kNumArrays };
-  Rank(const Case& c, int64_t q)
-      : dest(Array::poisoned({c.T, c.J()}, DType::i32)),
-        slot(dest),
-        count(Array::poisoned({c.P}, DType::i32)),
-        row(dest),
-        back_row(Array::poisoned({c.T, c.J() * c.etp}, DType::i32)),
-        arrive(Array::poisoned({c.W() + 1}, DType::i32)),
-        back_first(Array::poisoned({c.W()}, DType::i32)),
-        x(Array::normal({c.T, c.D}, c.dtype, 100 + q)),
-        weight(Array::normal({c.T, c.K}, DType::f32, 200 + q)),
-        sent(Array::of({1}, DType::i64, {0})) {
-    std::vector<int32_t> experts, kept_rows;
-    for (int64_t t = 0; t < c.T; ++t) {
-      experts_of_token.emplace_back();
-      for (int64_t k = 0; k < c.K; ++k) {
-        experts.push_back(static_cast<int32_t>(expert_of(c, q, t, k)));
-        kept_rows.push_back(is_kept(q, t, k) ? 0 : -1);
-        if (is_kept(q, t, k)) experts_of_token.back().push_back(experts.back());
-      }
-    }
-    topk = Array::of_ints({c.T, c.K}, experts);
-    kept = Array::of_ints({c.T, c.K}, kept_rows);
-    const std::array<std::pair<Shape, DType>, kNumArrays> arrays = {{{{c.W(), c.P}, DType::i32},
-                                                                     {{c.N(), 2 * c.L()}, DType::i32},
-                                                                     {{c.N(), c.D}, c.dtype},
-                                                                     {{c.B(), c.D}, c.dtype},
-                                                                     {{c.B(), c.L()}, DType::f32}}};
-    int64_t bytes = 0;
-    for (int i = 0; i < kNumArrays; ++i) {
-      offset[i] = bytes;
-      shape[i] = arrays[i].first;
-      dtype[i] = arrays[i].second;
-      bytes += div_ceil(shape[i].numel() * size_of(dtype[i]), 16) * 16;
-    }
-    window = Array::poisoned({bytes / 2}, DType::bf16);
-  }
-  Tensor at(int array) {
-    return {.data = static_cast<std::byte*>(window.tensor().data) + offset[array],
-            .shape = shape[array],
-            .dtype = dtype[array]};
-  }
-
-  ref::TokenExperts experts_of_token;
-  Array topk, kept, dest, slot, count, row, back_row, arrive, back_first, x, weight, sent, window;
-  int64_t offset[kNumArrays] = {};
-  Shape shape[kNumArrays] = {{0}, {0}, {0}, {0}, {0}};
-  DType dtype[kNumArrays] = {};
-};
+using testing::dispatch::Case;
+using testing::dispatch::cases;
+using testing::dispatch::expert_of;
+using testing::dispatch::is_kept;
+using testing::dispatch::Rank;
 
 class DispatchTest : public testing::DeviceTest<Case> {
  protected:
@@ -164,14 +76,16 @@ class DispatchTest : public testing::DeviceTest<Case> {
   }
   void push(int64_t q, int array, Tensor x) {
     Rank& r = *ranks_[q];
-    push_rows(s_, {.sent_1 = r.sent.tensor(),
-                   .x_TD = x,
-                   .dest_TJ = r.dest.tensor(),
-                   .row_TJ = r.row.tensor(),
-                   .bases_W = bases_.tensor(),
-                   .offset = r.offset[array],
-                   .rank = q,
-                   .etp = c().etp});
+    for (const RowDistances& of : c().parts())
+      push_rows(s_, {.sent_1 = r.sent.tensor(),
+                     .x_TD = x,
+                     .dest_TJ = r.dest.tensor(),
+                     .row_TJ = r.row.tensor(),
+                     .bases_W = bases_.tensor(),
+                     .offset = r.offset[array],
+                     .rank = q,
+                     .etp = c().etp,
+                     .of = of});
   }
   // Pushes the rows of all ranks, and compares all rows that arrived.
   void expect_rows_in_order() {
@@ -311,15 +225,17 @@ class DispatchTest : public testing::DeviceTest<Case> {
     Rank& r = *ranks_[q];
     Results& results = results_[q];
     sent_now(q);
-    return_sums(s_, {.sent_1 = r.sent.tensor(),
-                     .y_RD = results.y.tensor(),
-                     .pair_row_NL = results.pair_row.tensor(),
-                     .weight_NL = is_weighted(q) ? results.weight.tensor() : Tensor{},
-                     .arrive_W1 = r.arrive.tensor(),
-                     .back_W = r.back_first.tensor(),
-                     .bases_W = bases_.tensor(),
-                     .offset = r.offset[Rank::back],
-                     .rank = q});
+    for (const RowDistances& of : c().parts())
+      return_sums(s_, {.sent_1 = r.sent.tensor(),
+                       .y_RD = results.y.tensor(),
+                       .pair_row_NL = results.pair_row.tensor(),
+                       .weight_NL = is_weighted(q) ? results.weight.tensor() : Tensor{},
+                       .arrive_W1 = r.arrive.tensor(),
+                       .back_W = r.back_first.tensor(),
+                       .bases_W = bases_.tensor(),
+                       .offset = r.offset[Rank::back],
+                       .rank = q,
+                       .of = of});
     EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().D * size_of(c().dtype)));
     return_pairs(s_, {.sent_1 = r.sent.tensor(),
                       .from_R = results.numbers.tensor(),
@@ -423,6 +339,31 @@ TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
   }
 }
 
+class PartsOfDispatchTest : public DispatchTest {};
+
+// A call moves the rows at its distances and no others.
+TEST_P(PartsOfDispatchTest, ACallMovesTheRowsAtItsDistances) {
+  announce();
+  for (int64_t q = 0; q < c().W(); ++q) {
+    Rank& r = *ranks_[q];
+    push_rows(s_, {.sent_1 = r.sent.tensor(),
+                   .x_TD = r.x.tensor(),
+                   .dest_TJ = r.dest.tensor(),
+                   .row_TJ = r.row.tensor(),
+                   .bases_W = bases_.tensor(),
+                   .offset = r.offset[Rank::tokens],
+                   .rank = q,
+                   .etp = c().etp,
+                   .of = c().parts()[0]});
+  }
+  for (int64_t q = 0; q < c().W(); ++q) {
+    for (int64_t i = 0; i < std::ssize(arrivals_[q]); ++i) {
+      const bool is_part = c().parts()[0].has((q - arrivals_[q][i].from + c().W()) % c().W());
+      ASSERT_NE(is_poison(ranks_[q]->at(Rank::tokens), i), is_part) << "row " << i << " of rank " << q;
+    }
+  }
+}
+
 // A rank's experts give rows of their own, and these return as sums.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
   announce();
@@ -437,6 +378,13 @@ TEST_P(DispatchTest, SumsAndPairsReturn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, DispatchTest, ::testing::ValuesIn(testing::on_each_device(cases())));
+
+std::vector<Case> cases_in_parts() {
+  std::vector<Case> all = cases();
+  std::erase_if(all, [](const Case& c) { return c.ends_of_parts.empty(); });
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Shapes, PartsOfDispatchTest, ::testing::ValuesIn(testing::on_each_device(cases_in_parts())));
 
 // The kernel of the bulk copy engine runs with 14 to 20 blocks. With 14, a warp that sends has over 130 of these
 // rows, in batches of 4 whose 6 copies take 8 lanes each. A warp that keeps its rank's own rows has more than 32.

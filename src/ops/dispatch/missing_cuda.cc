@@ -17,6 +17,6 @@ void push_routes(Stream&, const PushRoutes&) { missing_cuda("push_routes"); }
 void return_sums(Stream&, const ReturnSums&) { missing_cuda("return_sums"); }
 void return_pairs(Stream&, const ReturnPairs&) { missing_cuda("return_pairs"); }
 void sum_pairs(Stream&, const SumPairs&) { missing_cuda("sum_pairs"); }
-void own_rows(Stream&, const OwnRows&) { missing_cuda("own_rows"); }
+void part_rows(Stream&, const PartRows&) { missing_cuda("part_rows"); }
 
 }  // namespace moebius::cuda

@@ -1,4 +1,6 @@
 // The run and its engine as they would be on the machine of a plan, and what that machine cannot run.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "config/check/hopper_check.h"
@@ -12,6 +14,19 @@ RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system) {
   if (system == PlanSystem::moebius && (!machine.has_hopper_kernels() || run.kernels != KernelChoice::automatic))
     run.precision.has_f8_kernels = false;
   if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
+  return run;
+}
+
+DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine) {
+  const int64_t reached = machine.of_rank(run.threads).ranks_of_windows();
+  const std::string source = fmt::format("{} ranks of {} write to each other's memory", reached, machine.name);
+  return resolve_dispatcher(run, reach_on_machines(run.parallel, ranks, reached, source));
+}
+
+RunSpec run_of_ranks_on(RunSpec run, int64_t ranks, const PlanMachine& machine, PlanSystem system) {
+  run = run_on(std::move(run), machine, system);
+  if (system == PlanSystem::moebius && run.parallel.dispatcher == DispatcherKind::automatic)
+    run.parallel.dispatcher = dispatcher_on(run, ranks, machine).kind;
   return run;
 }
 

@@ -95,5 +95,24 @@ TEST(OnMachine, OtherGpusRefuseWhatNeedsHopper) {
   }
 }
 
+// "auto" is predicted as the engine would choose it: direct inside a host, and all-gather across hosts.
+TEST(OnMachine, TheAutomaticDispatcherIsThatOfTheRun) {
+  PartLibrary parts;
+  const auto step = [&](const char* name, const std::string& dispatcher, int64_t ep) {
+    const RunSpec run =
+        recipe("bench_olmoe_1b_7b.toml", {fmt::format("parallel.ep={}", ep), "parallel.dispatcher=" + dispatcher});
+    return predict(parts, run, 8, machine(name), {}).step_s;
+  };
+  for (const int64_t ep : {2, 8}) {
+    EXPECT_EQ(step("h200", "auto", ep), step("h200", "direct", ep));
+  }
+  PlanMachine pairs = machine("h200");
+  pairs.domain_ranks = 2;
+  const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=4"});
+  EXPECT_EQ(dispatcher_on(run, 8, machine("h200")).name, "direct");
+  EXPECT_EQ(dispatcher_on(run, 8, pairs).name, "allgather");
+  EXPECT_EQ(step("gb200", "auto", 8), step("gb200", "allgather", 8)) << "a domain of 72 GPUs spans hosts";
+}
+
 }  // namespace
 }  // namespace moebius

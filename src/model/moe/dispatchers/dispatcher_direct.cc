@@ -142,7 +142,7 @@ void DirectDispatcher::exchange_routes(Step& step, DirectHandle& d) const {
 }
 
 void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& d,
-                            bool to_others) const {
+                            const RowDistances& of) const {
   const int64_t T = x_TD.dim(0);
   push_rows(step.stream, {.sent_1 = window_.sent_1(),
                           .x_TD = x_TD,
@@ -152,7 +152,7 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .offset = to.offset,
                           .rank = rank_,
                           .etp = etp_,
-                          .to_others = to_others,
+                          .of = of,
                           .windows = spec_.sends_all ? window_.windows() : std::vector<std::byte*>{}});
 }
 
@@ -171,18 +171,15 @@ Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_
 }
 
 Dispatched DirectDispatcher::dispatch(Step& step, Tensor x_TD, DispatchHandle& handle) const {
-  return send_tokens(step, x_TD, handle, /*to_others=*/false);
+  return dispatch_part(step, x_TD, {}, handle);
 }
 
-Dispatched DirectDispatcher::dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const {
-  return send_tokens(step, x_TD, handle, /*to_others=*/true);
-}
-
-Dispatched DirectDispatcher::send_tokens(Step& step, Tensor x_TD, DispatchHandle& handle, bool to_others) const {
+Dispatched DirectDispatcher::dispatch_part(Step& step, Tensor x_TD, const RowDistances& of,
+                                           DispatchHandle& handle) const {
   DirectHandle& d = own(handle);
   const int64_t T = x_TD.dim(0);
   begin(step, d);
-  push(step, window_.tokens(), x_TD, d, to_others);
+  push(step, window_.tokens(), x_TD, d, of);
   round(step, "dispatch");
   return {.source = arrived(window_.tokens(), x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
@@ -208,15 +205,11 @@ void DirectDispatcher::combine(Step& step, Tensor y_TD, Tensor y_RD, DispatchHan
   sum_returned(step, y_TD, d);
 }
 
-void DirectDispatcher::return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const {
+void DirectDispatcher::return_part(Step& step, Tensor y_RD, int64_t T, const RowDistances& of,
+                                   DispatchHandle& handle) const {
   DirectHandle& d = own(handle);
-  return_sums(step, y_RD, d.weight_NL, T, d, RowsOf::others);
-  round(step, "combine");
-}
-
-void DirectDispatcher::return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const {
-  DirectHandle& d = own(handle);
-  return_sums(step, y_RD, d.weight_NL, T, d, RowsOf::own);
+  return_sums(step, y_RD, d.weight_NL, T, d, of);
+  if (of.end > kOwnRows.end) round(step, "combine");
 }
 
 void DirectDispatcher::sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const {
@@ -227,31 +220,41 @@ void DirectDispatcher::sum_returned(Step& step, Tensor y_TD, DispatchHandle& han
 
 SplitDispatcher::Parts DirectDispatcher::parts(Step& step, int64_t T, const DispatchHandle& handle) const {
   const DirectHandle& d = own(handle);
-  const int64_t R = max_rows(T);
+  const int64_t R = max_rows(T), far_from = (W_ + 1) / 2;
   const Tensor token_R = d.rows.token_R.rows(0, R), own_token_R = step.alloc({R}, DType::i32);
-  const Tensor own_2e = step.alloc({2, e_}, DType::i32), others_22e = step.alloc({2, 2 * e_}, DType::i32);
-  own_rows(step.stream, {.own_2e = own_2e,
-                         .others_22e = others_22e,
-                         .own_token_R = own_token_R,
-                         .offsets_e1 = d.rows.offsets_e1,
-                         .row_token_R = token_R,
-                         .arrive_W1 = d.arrive_W1,
-                         .dest_TJ = d.dest_TJ.rows(0, T),
-                         .row_TJ = d.row_TJ.rows(0, T),
-                         .pair_row_NL = d.pair_row_NL.rows(0, W_ * T),
-                         .rank = rank_,
-                         .etp = etp_});
-  const double share = 1.0 / static_cast<double>(W_);
-  return {.own_rows = {d.rows.offsets_e1, own_token_R},
-          .rows = {d.rows.offsets_e1, token_R},
-          .own = {.runs_2G = own_2e, .share = share, .source_share = 1},
-          .others = {.runs_2G = others_22e, .share = 1 - share, .source_share = 1 - share}};
+  const Tensor own_2e = step.alloc({2, e_}, DType::i32), far_22e = step.alloc({2, 2 * e_}, DType::i32);
+  const Tensor near_22e = far_from > 1 ? step.alloc({2, 2 * e_}, DType::i32) : Tensor{};
+  part_rows(step.stream, {.own_2e = own_2e,
+                          .near_22e = near_22e,
+                          .far_22e = far_22e,
+                          .own_token_R = own_token_R,
+                          .offsets_e1 = d.rows.offsets_e1,
+                          .row_token_R = token_R,
+                          .arrive_W1 = d.arrive_W1,
+                          .dest_TJ = d.dest_TJ.rows(0, T),
+                          .row_TJ = d.row_TJ.rows(0, T),
+                          .pair_row_NL = d.pair_row_NL.rows(0, W_ * T),
+                          .rank = rank_,
+                          .etp = etp_,
+                          .far_from = far_from});
+  const auto part = [&](const Tensor& runs_2G, const RowDistances& of) {
+    const double share = static_cast<double>(of.count(W_)) / static_cast<double>(W_);
+    return Part{.of = of, .rows = {.runs_2G = runs_2G, .share = share, .source_share = share}};
+  };
+  Parts parts{.own_rows = {d.rows.offsets_e1, own_token_R},
+              .rows = {d.rows.offsets_e1, token_R},
+              .own = part(own_2e, kOwnRows),
+              .others = {}};
+  parts.own.rows.source_share = 1;
+  if (far_from > 1) parts.others.push_back(part(near_22e, {.first = 1, .end = far_from}));
+  parts.others.push_back(part(far_22e, {.first = far_from}));
+  return parts;
 }
 
 void DirectDispatcher::return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& d,
-                                   RowsOf of) const {
+                                   const RowDistances& of) const {
   const int64_t N = W_ * T;
-  const double own = 1 / static_cast<double>(W_), share = of == RowsOf::all ? 1 : of == RowsOf::own ? own : 1 - own;
+  const double share = static_cast<double>(of.count(W_)) / static_cast<double>(W_);
   const auto part = [&](int64_t n) { return static_cast<int64_t>(share * static_cast<double>(n)); };
   moebius::return_sums(step.stream, {.sent_1 = window_.sent_1(),
                                      .y_RD = y_RD,
@@ -282,14 +285,20 @@ void DirectDispatcher::sum_of_ranks(Step& step, Tensor out_TD, const DirectHandl
 }
 
 Dispatched DirectDispatcher::combine_bwd(Step& step, Tensor dy_TD, DispatchHandle& handle) const {
+  Dispatched grads = combine_bwd_part(step, dy_TD, {}, handle);
+  grads.weight_R = row_weights(step, dy_TD.dim(0), handle);
+  return grads;
+}
+
+Dispatched DirectDispatcher::combine_bwd_part(Step& step, Tensor dy_TD, const RowDistances& of,
+                                              DispatchHandle& handle) const {
   DirectHandle& d = own(handle);
-  const int64_t T = dy_TD.dim(0);
   begin(step, d);
-  push(step, window_.grads(), dy_TD, d);
+  push(step, window_.grads(), dy_TD, d, of);
   round(step, "combine_bwd");
   return {.source = arrived(window_.grads(), dy_TD),
-          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))},
-          .weight_R = row_weights(step, T, d)};
+          .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(dy_TD.dim(0)))},
+          .weight_R = {}};
 }
 
 Tensor DirectDispatcher::row_weights(Step& step, int64_t T, const DispatchHandle& handle) const {

@@ -63,9 +63,9 @@ class DirectDispatcher final : public SplitDispatcher {
                     DispatchHandle& handle) const override;
 
   Parts parts(Step& step, int64_t T, const DispatchHandle& handle) const override;
-  Dispatched dispatch_to_others(Step& step, Tensor x_TD, DispatchHandle& handle) const override;
-  void return_to_others(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const override;
-  void return_own(Step& step, Tensor y_RD, int64_t T, DispatchHandle& handle) const override;
+  Dispatched dispatch_part(Step& step, Tensor x_TD, const RowDistances& of, DispatchHandle& handle) const override;
+  Dispatched combine_bwd_part(Step& step, Tensor dy_TD, const RowDistances& of, DispatchHandle& handle) const override;
+  void return_part(Step& step, Tensor y_RD, int64_t T, const RowDistances& of, DispatchHandle& handle) const override;
   void sum_returned(Step& step, Tensor y_TD, DispatchHandle& handle) const override;
   Tensor row_weights(Step& step, int64_t T, const DispatchHandle& handle) const override;
 
@@ -75,11 +75,10 @@ class DirectDispatcher final : public SplitDispatcher {
   void exchange_routes(Step& step, DirectHandle& handle) const;
   Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;
   void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle,
-            bool to_others = false) const;
-  Dispatched send_tokens(Step& step, Tensor x_TD, DispatchHandle& handle, bool to_others) const;
+            const RowDistances& of = {}) const;
   // Returns the sums of the experts' rows to the ranks of their tokens. Weights empty: plain sums.
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle,
-                   RowsOf of = RowsOf::all) const;
+                   const RowDistances& of = {}) const;
   // Returns the number of sums that a rank returns, and gets back for its tokens, with balanced routing.
   int64_t even_sums(int64_t T) const;
   // Adds the sums that returned for this rank's tokens, over the ranks.

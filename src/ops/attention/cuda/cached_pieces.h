@@ -75,6 +75,50 @@ struct RotatedRows {
   }
 };
 
+// Turns the scores of each head into e^(score - max), a warp for each head, and stores max and sum of the exponentials.
+template <int kHeads>
+__device__ __forceinline__ void exponentiate(float (&score)[kHeads][kPieceKeys], int num_heads, int num_keys,
+                                             const PartOf& part) {
+  for (int r = threadIdx.x / 32; r < num_heads; r += kWarps) {
+    float max = -INFINITY, sum = 0;
+    for (int i = threadIdx.x % 32; i < num_keys; i += 32) max = fmaxf(max, score[r][i]);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
+    for (int i = threadIdx.x % 32; i < num_keys; i += 32) sum += score[r][i] = expf(score[r][i] - max);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+      part.max[r * part.next] = max;
+      part.sum[r * part.next] = sum;
+    }
+  }
+}
+
+// Adds what the threads have of the same columns, and stores it: first the rows of a warp, then the warps in order.
+template <int kLanes, int kHeads>
+__device__ __forceinline__ void add_rows(float (&sums)[kWarps][kHeads][kLanes * kVec], float (&out)[kHeads][kVec],
+                                         int num_heads, int width, const PartOf& part) {
+  const int c = threadIdx.x % kLanes * kVec;
+#pragma unroll
+  for (int r = 0; r < kHeads; ++r) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+#pragma unroll
+      for (int step = 16; step >= kLanes; step /= 2) out[r][e] += __shfl_xor_sync(0xffffffffu, out[r][e], step);
+      if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][r][c + e] = out[r][e];
+    }
+  }
+  __syncthreads();
+  for (int r = 0; r < num_heads; ++r) {
+    float* to = part.o + r * part.next_o;
+    for (int x = threadIdx.x; x < width; x += kThreads) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) sum += sums[w][r][x];
+      to[x] = sum;
+    }
+  }
+}
+
 // A block computes up to kHeads query heads of one kv head over one piece of a sequence's keys, [first, end). kLanes
 // threads hold a row of a key or a value; the others hold the next rows. newest: RotatedRows, or rows that it computes and
 // leaves in shared memory, while the other rows are on their way.
@@ -165,19 +209,7 @@ __device__ __forceinline__ void compute_piece(const Args<T>& a, Newest& newest, 
   });
   __syncthreads();
 
-  // A warp turns the scores of a head into e^(score - max).
-  for (int r = threadIdx.x / 32; r < num_heads; r += kWarps) {
-    float max = -INFINITY, sum = 0;
-    for (int i = threadIdx.x % 32; i < end - first; i += 32) max = fmaxf(max, score[r][i]);
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, step));
-    for (int i = threadIdx.x % 32; i < end - first; i += 32) sum += score[r][i] = expf(score[r][i] - max);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) {
-      part.max[r * part.next] = max;
-      part.sum[r * part.next] = sum;
-    }
-  }
+  exponentiate(score, num_heads, end - first, part);
   __syncthreads();
 
   float out[kHeads][kVec] = {};
@@ -191,25 +223,7 @@ __device__ __forceinline__ void compute_piece(const Args<T>& a, Newest& newest, 
       for (int e = 0; e < kVec; ++e) out[r][e] += p * v[e];
     }
   });
-#pragma unroll
-  for (int r = 0; r < kHeads; ++r) {
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-#pragma unroll
-      for (int step = 16; step >= kLanes; step /= 2) out[r][e] += __shfl_xor_sync(0xffffffffu, out[r][e], step);
-      if (threadIdx.x % 32 < kLanes) sums[threadIdx.x / 32][r][c + e] = out[r][e];
-    }
-  }
-  __syncthreads();
-  for (int r = 0; r < num_heads; ++r) {
-    float* to = part.o + r * part.next_o;
-    for (int x = threadIdx.x; x < a.width; x += kThreads) {
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += sums[w][r][x];
-      to[x] = sum;
-    }
-  }
+  add_rows<kLanes>(sums, out, num_heads, a.width, part);
 }
 
 // A block has a piece of a row's keys, and up to kHeads heads of one kv head.

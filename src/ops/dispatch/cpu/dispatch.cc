@@ -28,12 +28,18 @@ int32_t next_destination(const int32_t* topk, const int32_t* kept, int64_t K, in
   return next;
 }
 
-bool moves(RowsOf of, bool is_own) { return of == RowsOf::all || is_own == (of == RowsOf::own); }
+// A rank among W, and the ranks that it sends rows to.
+struct Sender {
+  int64_t rank, etp, W;
+  RowDistances of = {};
+  bool sends_to(int64_t q) const { return of.has(rank_distance(rank, q, W)); }
+};
 
-int64_t rows_for_others(const int32_t* dest, int64_t n, int64_t etp, int64_t rank) {
+int64_t rows_for_others(const int32_t* dest, int64_t n, const Sender& from) {
   int64_t rows = 0;
   for (int64_t i = 0; i < n; ++i)
-    if (dest[i] >= 0) rows += etp - (dest[i] == rank / etp ? 1 : 0);
+    for (int64_t q = dest[i] * from.etp; dest[i] >= 0 && q < (dest[i] + 1) * from.etp; ++q)
+      rows += q != from.rank && from.sends_to(q) ? 1 : 0;
   return rows;
 }
 
@@ -100,14 +106,15 @@ void push_rows(Stream& s, const PushRows& a) {
   const int64_t T = a.x_TD.dim(0), J = a.dest_TJ.dim(1), row_bytes = a.x_TD.dim(1) * size_of(a.x_TD.dtype);
   const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>();
   const auto* x = static_cast<const std::byte*>(a.x_TD.data);
+  const Sender from{.rank = a.rank, .etp = a.etp, .W = a.bases_W.numel(), .of = a.of};
   parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin * J; i < end * J; ++i) {
       for (int64_t q = dest[i] * a.etp; dest[i] >= 0 && q < (dest[i] + 1) * a.etp; ++q)
-        if (q != a.rank || !a.to_others)
+        if (from.sends_to(q))
           std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, x + i / J * row_bytes, row_bytes);
     }
   });
-  *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
+  *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, from) * row_bytes;
 }
 
 void contiguous_places(Stream&, const ContiguousPlaces& a) {
@@ -209,14 +216,15 @@ void push_routes(Stream& s, const PushRoutes& a) {
         std::memcpy(array_of(a.bases_W, q, a.offset) + row[i] * row_bytes, pairs.data(), row_bytes);
     }
   });
-  *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, a.etp, a.rank) * row_bytes;
+  const Sender from{.rank = a.rank, .etp = a.etp, .W = a.bases_W.numel()};
+  *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, from) * row_bytes;
 }
 
 // The rows that go to one rank are consecutive there, so each rank's are one combine.
 void return_sums(Stream& s, const ReturnSums& a) {
   const int64_t row_bytes = a.y_RD.dim(1) * size_of(a.y_RD.dtype);
   for_each_source(a.arrive_W1, a.back_W, [&](int64_t q, int64_t first, int64_t num, int64_t there) {
-    if (num == 0 || !moves(a.of, q == a.rank)) return;
+    if (num == 0 || !a.of.has(rank_distance(q, a.rank, a.bases_W.numel()))) return;
     const Tensor out{.data = array_of(a.bases_W, q, a.offset) + there * row_bytes,
                      .shape = {num, a.y_RD.dim(1)},
                      .dtype = a.y_RD.dtype};
@@ -263,19 +271,30 @@ void sum_pairs(Stream& s, const SumPairs& a) {
   });
 }
 
-void own_rows(Stream&, const OwnRows& a) {
-  const int64_t e = a.offsets_e1.numel() - 1, J = a.dest_TJ.dim(1), L = a.pair_row_NL.dim(1), ep = a.rank / a.etp;
+void part_rows(Stream&, const PartRows& a) {
+  const int64_t e = a.offsets_e1.numel() - 1, J = a.dest_TJ.dim(1), L = a.pair_row_NL.dim(1), ep = a.rank / a.etp,
+                W = a.arrive_W1.numel() - 1;
   const int32_t *offsets = a.offsets_e1.ptr<int32_t>(), *token = a.row_token_R.ptr<int32_t>();
-  const int32_t* arrive = a.arrive_W1.ptr<int32_t>() + a.rank;
-  int32_t *own = a.own_2e.ptr<int32_t>(), *others = a.others_22e.ptr<int32_t>();
+  int32_t* own = a.own_2e.ptr<int32_t>();
   for (int64_t i = 0; i < e; ++i) {
-    const auto first_from = [&](int32_t n) {
+    // The first row of the expert that comes from rank q or from one after it.
+    const auto first_from = [&](int64_t q) {
+      const int32_t n = a.arrive_W1.ptr<int32_t>()[q];
       return static_cast<int32_t>(std::lower_bound(token + offsets[i], token + offsets[i + 1], n) - token);
     };
-    own[i] = others[2 * e + 2 * i] = first_from(arrive[0]);
-    own[e + i] = others[2 * i + 1] = first_from(arrive[1]);
-    others[2 * i] = offsets[i];
-    others[2 * e + 2 * i + 1] = offsets[i + 1];
+    own[i] = first_from(a.rank);
+    own[e + i] = first_from(a.rank + 1);
+    const auto write_runs = [&](const Tensor& runs_22e, const RowDistances& of) {
+      int32_t *begins = runs_22e.ptr<int32_t>() + 2 * i, *ends = begins + 2 * e;
+      begins[0] = begins[1] = ends[0] = ends[1] = offsets[i + 1];
+      if (of.count(W) == 0) return;
+      const SourceRanks from = source_ranks(of, a.rank, W);
+      begins[0] = from.wraps() ? offsets[i] : first_from(from.first);
+      ends[0] = first_from(from.last + 1);
+      if (from.wraps()) begins[1] = first_from(from.first);
+    };
+    if (a.far_from > 1) write_runs(a.near_22e, {.first = 1, .end = a.far_from});
+    write_runs(a.far_22e, {.first = a.far_from});
   }
   const int32_t *dest = a.dest_TJ.ptr<int32_t>(), *row = a.row_TJ.ptr<int32_t>();
   for (int64_t i = 0; i < a.dest_TJ.numel(); ++i) {

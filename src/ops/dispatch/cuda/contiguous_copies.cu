@@ -49,12 +49,14 @@ bool copy_contiguous(Stream& s, const PushRows& a) {
     MOEBIUS_CUDA(cudaMemcpyAsync(place, a.x_TD.data, static_cast<size_t>(num_bytes), cudaMemcpyDefault, stream));
   };
   const cudaStream_t beside = inside.fork(s);
-  if (!a.to_others) copy_to(a.rank, beside);
+  if (a.of.has(0)) copy_to(a.rank, beside);
+  const int64_t num_others = a.of.count(num_ranks) - (a.of.has(0) ? 1 : 0);
   add_sent_kernel<<<1, 1, 0, beside>>>(reinterpret_cast<unsigned long long*>(a.sent_1.ptr<int64_t>()),
-                                       static_cast<unsigned long long>((num_ranks - 1) * num_bytes));
+                                       static_cast<unsigned long long>(num_others * num_bytes));
   check_launch("push_rows");
   // Each rank begins with the one after it, so that they do not all write to the same GPU first.
-  for (int64_t i = 1; i < num_ranks; ++i) copy_to((a.rank + i) % num_ranks, cuda_stream(s));
+  for (int64_t i = 1; i < num_ranks; ++i)
+    if (a.of.has(i)) copy_to((a.rank + i) % num_ranks, cuda_stream(s));
   inside.join(s);
   return true;
 }

@@ -133,11 +133,11 @@ __global__ void __launch_bounds__(kThreads) sum_pairs_kernel(ReturnedPairs a) {
   a.to_TK[pair] = sum;
 }
 
-struct Own {
-  int32_t *own_2e, *others_22e, *own_token_R;
+struct Parts {
+  int32_t *own_2e, *near_22e, *far_22e, *own_token_R;  // near may be null
   const int32_t *offsets_e1, *row_token_R, *arrive_W1, *dest_TJ, *row_TJ, *pair_row_NL;
   int64_t num;  // T J
-  int num_experts, num_dest, pairs_of_row, rank, ep;
+  int num_experts, num_dest, pairs_of_row, rank, num_ranks, far_from, ep;
 };
 
 // The first row of [begin, end) that reads row n or a later one.
@@ -152,20 +152,29 @@ __device__ int32_t first_from(const int32_t* row_token, int32_t begin, int32_t e
   return begin;
 }
 
+// Writes the runs of the rows of expert i with some distances.
+__device__ void write_runs(const Parts& a, int32_t* runs_22e, int i, const RowDistances& of) {
+  const int32_t begin = a.offsets_e1[i], end = a.offsets_e1[i + 1];
+  const auto first_of = [&](int64_t rank) { return first_from(a.row_token_R, begin, end, a.arrive_W1[rank]); };
+  int32_t *begins = runs_22e + 2 * i, *ends = begins + 2 * a.num_experts;
+  begins[0] = begins[1] = ends[0] = ends[1] = end;
+  if (of.count(a.num_ranks) == 0) return;
+  const SourceRanks from = source_ranks(of, a.rank, a.num_ranks);
+  begins[0] = from.wraps() ? begin : first_of(from.first);
+  ends[0] = first_of(from.last + 1);
+  if (from.wraps()) begins[1] = first_of(from.first);
+}
+
 // A thread owns an expert, and another one a destination of a token.
-__global__ void __launch_bounds__(kThreads) own_rows_kernel(Own a) {
+__global__ void __launch_bounds__(kThreads) part_rows_kernel(Parts a) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (thread < a.num_experts) {
-    const auto i = static_cast<int>(thread), e = a.num_experts;
+    const auto i = static_cast<int>(thread);
     const int32_t begin = a.offsets_e1[i], end = a.offsets_e1[i + 1];
-    const int32_t own = first_from(a.row_token_R, begin, end, a.arrive_W1[a.rank]);
-    const int32_t after = first_from(a.row_token_R, own, end, a.arrive_W1[a.rank + 1]);
-    a.own_2e[i] = own;
-    a.own_2e[e + i] = after;
-    a.others_22e[2 * i] = begin;
-    a.others_22e[2 * e + 2 * i] = own;
-    a.others_22e[2 * i + 1] = after;
-    a.others_22e[2 * e + 2 * i + 1] = end;
+    a.own_2e[i] = first_from(a.row_token_R, begin, end, a.arrive_W1[a.rank]);
+    a.own_2e[a.num_experts + i] = first_from(a.row_token_R, begin, end, a.arrive_W1[a.rank + 1]);
+    if (a.near_22e) write_runs(a, a.near_22e, i, {.first = 1, .end = a.far_from});
+    write_runs(a, a.far_22e, i, {.first = a.far_from});
     return;
   }
   const int64_t i = thread - a.num_experts;
@@ -248,24 +257,27 @@ void sum_pairs(Stream& s, const SumPairs& a) {
   check_launch("sum_pairs");
 }
 
-void own_rows(Stream& s, const OwnRows& a) {
-  const Own own{.own_2e = a.own_2e.ptr<int32_t>(),
-                .others_22e = a.others_22e.ptr<int32_t>(),
-                .own_token_R = a.own_token_R.ptr<int32_t>(),
-                .offsets_e1 = a.offsets_e1.ptr<int32_t>(),
-                .row_token_R = a.row_token_R.ptr<int32_t>(),
-                .arrive_W1 = a.arrive_W1.ptr<int32_t>(),
-                .dest_TJ = a.dest_TJ.ptr<int32_t>(),
-                .row_TJ = a.row_TJ.ptr<int32_t>(),
-                .pair_row_NL = a.pair_row_NL.ptr<int32_t>(),
-                .num = a.dest_TJ.numel(),
-                .num_experts = narrow<int>(a.offsets_e1.numel() - 1),
-                .num_dest = narrow<int>(a.dest_TJ.dim(1)),
-                .pairs_of_row = narrow<int>(a.pair_row_NL.dim(1)),
-                .rank = narrow<int>(a.rank),
-                .ep = narrow<int>(a.rank / a.etp)};
-  own_rows_kernel<<<num_blocks(own.num_experts + own.num, kThreads), kThreads, 0, cuda_stream(s)>>>(own);
-  check_launch("own_rows");
+void part_rows(Stream& s, const PartRows& a) {
+  const Parts parts{.own_2e = a.own_2e.ptr<int32_t>(),
+                    .near_22e = a.far_from > 1 ? a.near_22e.ptr<int32_t>() : nullptr,
+                    .far_22e = a.far_22e.ptr<int32_t>(),
+                    .own_token_R = a.own_token_R.ptr<int32_t>(),
+                    .offsets_e1 = a.offsets_e1.ptr<int32_t>(),
+                    .row_token_R = a.row_token_R.ptr<int32_t>(),
+                    .arrive_W1 = a.arrive_W1.ptr<int32_t>(),
+                    .dest_TJ = a.dest_TJ.ptr<int32_t>(),
+                    .row_TJ = a.row_TJ.ptr<int32_t>(),
+                    .pair_row_NL = a.pair_row_NL.ptr<int32_t>(),
+                    .num = a.dest_TJ.numel(),
+                    .num_experts = narrow<int>(a.offsets_e1.numel() - 1),
+                    .num_dest = narrow<int>(a.dest_TJ.dim(1)),
+                    .pairs_of_row = narrow<int>(a.pair_row_NL.dim(1)),
+                    .rank = narrow<int>(a.rank),
+                    .num_ranks = narrow<int>(a.arrive_W1.numel() - 1),
+                    .far_from = narrow<int>(a.far_from),
+                    .ep = narrow<int>(a.rank / a.etp)};
+  part_rows_kernel<<<num_blocks(parts.num_experts + parts.num, kThreads), kThreads, 0, cuda_stream(s)>>>(parts);
+  check_launch("part_rows");
 }
 
 }  // namespace moebius::cuda

@@ -11,14 +11,14 @@ struct Push {
   const int32_t *dest_TJ, *row_TJ;
   int64_t num_tokens, row_bytes;
   int num_dest, etp;
-  bool to_others;
+  RowDistances of;
 
   __host__ __device__ int copies() const { return num_dest * etp; }
   // Returns the rank that gets a copy of token t; -1: none.
   __device__ int rank_of(const Windows& to, int64_t t, int copy) const {
     const int32_t dest = dest_TJ[t * num_dest + copy / etp];
     const int q = dest < 0 ? -1 : dest * etp + copy % etp;
-    return q == to.rank && to_others ? -1 : q;
+    return q >= 0 && of.has(rank_distance(to.rank, q, to.num_ranks)) ? q : -1;
   }
   // Returns the address of a copy of token t; null for no copy. Adds the bytes that leave this rank to `sent`.
   __device__ char* place(const Windows& to, int64_t t, int copy, int64_t& sent) const {

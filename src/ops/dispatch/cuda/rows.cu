@@ -217,7 +217,7 @@ void push_rows(Stream& s, const PushRows& a) {
                   .row_bytes = a.x_TD.dim(1) * size_of(a.x_TD.dtype),
                   .num_dest = narrow<int>(a.dest_TJ.dim(1)),
                   .etp = narrow<int>(a.etp),
-                  .to_others = a.to_others};
+                  .of = a.of};
   const Windows to = windows_of(a.sent_1, a.bases_W, a.offset, a.rank);
   const auto places = reinterpret_cast<uintptr_t>(push.x) | static_cast<uintptr_t>(push.row_bytes | a.offset);
   const int blocks = limited_blocks(s, gpu_limits(s).num_multiprocessors);

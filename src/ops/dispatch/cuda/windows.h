@@ -72,7 +72,7 @@ struct Return {
   const int32_t *pair_row_NL, *arrive_W1, *back_W;
   const float* weight_NL;  // may be null
   int num_pairs;           // pairs of a row: L
-  RowsOf of;               // the rows that return, by where they came from
+  RowDistances of;         // of the rows that return
 };
 
 // The rank that row n came from. All lanes of the warp call it.
@@ -87,16 +87,23 @@ __device__ __forceinline__ int source_of(const Return& a, const Windows& to, int
 }
 
 // The order in which rows return. The rows of this rank are spread evenly among those of other ranks, so that the memory
-// and the links work at the same time. Those of others begin with the next rank's: no rank is the first of all others.
+// and the links work at the same time. Those of others begin with the rank that is furthest away: no rank is the first of
+// all others.
 class ReturnOrder {
  public:
-  __device__ ReturnOrder(const Return& a, const Windows& to)
-      : own_begin_(a.arrive_W1[to.rank]), own_end_(a.arrive_W1[to.rank + 1]), end_(a.arrive_W1[to.num_ranks]) {
-    const int32_t own = own_end_ - own_begin_;
-    const auto num_own = static_cast<uint64_t>(a.of == RowsOf::others ? 0 : own);
-    num_rows_ = a.of == RowsOf::all ? end_ : a.of == RowsOf::own ? own : end_ - own;
+  __device__ ReturnOrder(const Return& a, const Windows& to) : own_begin_(a.arrive_W1[to.rank]) {
+    const int32_t own = a.of.has(0) ? a.arrive_W1[to.rank + 1] - own_begin_ : 0;
+    const RowDistances others{.first = a.of.first > 0 ? a.of.first : 1, .end = a.of.end};
+    num_rows_ = own;
+    if (others.count(to.num_ranks) > 0) {
+      const SourceRanks from = source_ranks(others, to.rank, to.num_ranks);
+      const int32_t end = a.arrive_W1[from.last + 1], all = a.arrive_W1[to.num_ranks];
+      first_other_ = a.arrive_W1[from.first];
+      others_before_wrap_ = (from.wraps() ? all : end) - first_other_;
+      num_rows_ += others_before_wrap_ + (from.wraps() ? end : 0);
+    }
     const auto num_rows = static_cast<uint64_t>(num_rows_);
-    own_of_turn_ = num_rows == 0 ? 0 : ((num_own << 32) + num_rows - 1) / num_rows;
+    own_of_turn_ = num_rows == 0 ? 0 : ((static_cast<uint64_t>(own) << 32) + num_rows - 1) / num_rows;
   }
   __device__ uint32_t num_rows() const { return static_cast<uint32_t>(num_rows_); }
   // REQUIRES: turn < num_rows().
@@ -105,14 +112,15 @@ class ReturnOrder {
         turn * own_of_turn_;  // below 2^63: a turn and the share of this rank are at most 2^31, 2^32
     const auto own = static_cast<int32_t>(scaled >> 32);  // rows of this rank among the first `turn`
     if (static_cast<int32_t>((scaled + own_of_turn_) >> 32) > own) return own_begin_ + own;
-    const int32_t other = static_cast<int32_t>(turn) - own, behind = end_ - own_end_;
-    return other < behind ? own_end_ + other : other - behind;
+    const int32_t other = static_cast<int32_t>(turn) - own;
+    return other < others_before_wrap_ ? first_other_ + other : other - others_before_wrap_;
   }
 
  private:
-  int32_t own_begin_, own_end_, end_;  // of this rank's rows, and of all
-  int32_t num_rows_;                   // that return
-  uint64_t own_of_turn_;               // rows of this rank for each that returns, times 2^32, rounded up
+  int32_t own_begin_;                                 // the first row of this rank
+  int32_t first_other_ = 0, others_before_wrap_ = 0;  // rows of others, which go on with row 0 after so many
+  int32_t num_rows_;                                  // that return
+  uint64_t own_of_turn_;                              // rows of this rank for each that returns, times 2^32, rounded up
 };
 
 template <class Op>
@@ -122,7 +130,7 @@ Return return_of(const Op& a) {
           .back_W = a.back_W.template ptr<int32_t>(),
           .weight_NL = nullptr,
           .num_pairs = narrow<int>(a.pair_row_NL.dim(1)),
-          .of = RowsOf::all};
+          .of = {}};
 }
 
 }  // namespace moebius::cuda

@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) engine_push_kernel(Push a, Win
   if (warp < S::kSenders)
     send_rows<S>(a, to, smem_addr(&shared.rings[warp]), smem_addr(&shared.loaded[warp]),
                  int64_t{blockIdx.x} * S::kSenders + warp, int64_t{gridDim.x} * S::kSenders);
-  else if (!a.to_others)
+  else if (a.of.has(0))
     keep_rows(a, to, int64_t{blockIdx.x} * S::kOwners + warp - S::kSenders, int64_t{gridDim.x} * S::kOwners);
 }
 

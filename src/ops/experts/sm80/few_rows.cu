@@ -81,6 +81,17 @@ struct Steps {
   }
 };
 
+// The 16 matrix rows of a block, which begin at `first`. With an activation they are 8 gate rows and the 8 up rows of the
+// same f.
+template <bool kGated>
+struct BlockRows {
+  int32_t first, F, N;
+  __device__ __forceinline__ explicit BlockRows(const Params& p)
+      : first(blockIdx.x * (kGated ? kMatrixRows / 2 : kMatrixRows)), F(p.N / 2), N(p.N) {}
+  __device__ __forceinline__ int32_t row(int i) const { return kGated && i >= 8 ? F + first + i - 8 : first + i; }
+  __device__ __forceinline__ bool has(int i) const { return row(i) < (kGated && i < 8 ? F : N); }
+};
+
 struct ExpertRows {
   int32_t expert, begin, end;
 };
@@ -107,143 +118,208 @@ __device__ __forceinline__ ExpertRows expert_rows(const Params& p) {
 // several loads at once.
 constexpr int blocks_together(int tiles, int warps) { return (tiles == 2 ? 24 : 16) / warps; }
 
-// kTiles: groups of 8 rows that share each read of the weights. Y: the type of an element of y. kGated: the block's
-// 16 rows are 8 gate rows and the 8 up rows of the same f.
+// The sizes of a block of kWarps warps, whose chunks have kTiles groups of 8 rows.
+template <int kTiles, int kWarps>
+struct Block {
+  static constexpr int kRows = kTiles * 8;
+  static constexpr int kAhead = kTiles * kWarps > 32 ? 2 : 4;  // steps whose loads are on their way at once
+  static constexpr int kStride = kWarps * kStepK, kRound = kAhead * kStride;
+  static constexpr bool kIsDouble = kTiles == 1;  // the next round's weights come while this one's are multiplied
+};
+
+template <int kTiles, int kWarps>
+struct Shared {
+  float of_warps[kWarps][kTiles * 8][kMatrixRows + 1];
+  float sums[kTiles * 8][kMatrixRows];
+};
+
+// The rows of x that a lane reads: row `group` of each group of 8 rows.
+template <int kTiles>
+struct TokenRows {
+  const char* x[kTiles];
+  bool has_row[kTiles];
+
+  __device__ __forceinline__ TokenRows(const Params& p, int32_t r0, int32_t end) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int32_t r = r0 + 8 * i + threadIdx.x % 32 / 4;
+      has_row[i] = r < end;
+      x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * (int64_t{p.K} * 2);
+    }
+  }
+};
+
+// Sends the first round of the weights of a lane to registers, and the others of the block to the L2 cache.
+template <int kTiles, int kWarps, bool kGated>
+__device__ __forceinline__ MatrixRows open_weights(Steps<Block<kTiles, kWarps>::kAhead>& next, const Params& p,
+                                                   const BlockRows<kGated>& rows, int32_t expert, bool reads_chunks) {
+  using B = Block<kTiles, kWarps>;
+  const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+  const int64_t row_bytes = int64_t{p.K} * 2;
+  const char* matrix = p.w + int64_t{expert} * p.N * row_bytes;
+  const bool has_low = rows.has(group), has_high = rows.has(group + 8);
+  const MatrixRows w{.low = matrix + (has_low ? rows.row(group) : 0) * row_bytes,
+                     .high = matrix + (has_high ? rows.row(group + 8) : 0) * row_bytes,
+                     .has_low = has_low,
+                     .has_high = has_high};
+  if (reads_chunks) next.fetch_from(w, warp * kStepK + quad * 8, B::kStride, p.K);
+  if (B::kIsDouble && p.offsets) return w;
+  for (int32_t j = warp; j < kMatrixRows; j += kWarps) {
+    if (!rows.has(j)) continue;
+    for (int64_t at = B::kRound * 2 + threadIdx.x % 32 * 128; at < row_bytes; at += 32 * 128)
+      prefetch_line(matrix + rows.row(j) * row_bytes + at);
+  }
+  return w;
+}
+
+// A warp's sums over its share of k. acc[i]: rows 8 i to 8 i + 7, in the places of an mma's result. is_first: `next` has
+// the first round of the weights.
+template <int kTiles, int kWarps>
+__device__ __forceinline__ void multiply_chunks(float (&acc)[kTiles][4], Steps<Block<kTiles, kWarps>::kAhead>& next,
+                                                const MatrixRows& w, const TokenRows<kTiles>& rows, int32_t K,
+                                                bool is_first) {
+  using B = Block<kTiles, kWarps>;
+  const int warp = threadIdx.x / 32, quad = threadIdx.x % 4;
+  for (int32_t k0 = warp * kStepK; k0 < K; k0 += B::kRound) {
+    const bool is_here = B::kIsDouble ? k0 >= B::kRound || is_first : k0 < B::kRound && is_first;
+    if (!is_here) next.fetch_from(w, k0 + quad * 8, B::kStride, K);
+    const Steps<B::kAhead> a = next;
+    uint4 b[B::kAhead][kTiles];
+#pragma unroll
+    for (int u = 0; u < B::kAhead; ++u) {
+      const int32_t k = k0 + quad * 8 + u * B::kStride;
+      const int64_t at = k < K ? int64_t{k} * 2 : 0;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i)
+        b[u][i] = fetch_word(reinterpret_cast<const uint4*>(rows.x[i] + at), k < K && rows.has_row[i]);
+    }
+    if constexpr (B::kIsDouble) next.fetch_from(w, k0 + quad * 8 + B::kRound, B::kStride, K);
+#pragma unroll
+    for (int u = 0; u < B::kAhead; ++u) {
+      const uint32_t first_a[4] = {a.low[u].x, a.high[u].x, a.low[u].y, a.high[u].y},
+                     second_a[4] = {a.low[u].z, a.high[u].z, a.low[u].w, a.high[u].w};
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
+        multiply(acc[i], second_a, b[u][i].z, b[u][i].w);
+      }
+    }
+  }
+}
+
+// The same products in the same order, one step at a time, of rows that are no whole chunks.
+template <int kTiles, int kWarps>
+__device__ __forceinline__ void multiply_elements(float (&acc)[kTiles][4], const MatrixRows& w,
+                                                  const TokenRows<kTiles>& rows, int32_t K) {
+  const int quad = threadIdx.x % 4;
+#pragma unroll 1
+  for (int32_t k = threadIdx.x / 32 * kStepK + quad * 8; k - quad * 8 < K; k += Block<kTiles, kWarps>::kStride) {
+    uint32_t a_low[4], a_high[4];
+    load_elements(a_low, w.low + int64_t{k} * 2, w.has_low ? K - k : 0);
+    load_elements(a_high, w.high + int64_t{k} * 2, w.has_high ? K - k : 0);
+    const uint32_t first_a[4] = {a_low[0], a_high[0], a_low[1], a_high[1]},
+                   second_a[4] = {a_low[2], a_high[2], a_low[3], a_high[3]};
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      uint32_t b[4];
+      load_elements(b, rows.x[i] + int64_t{k} * 2, rows.has_row[i] ? K - k : 0);
+      multiply(acc[i], first_a, b[0], b[1]);
+      multiply(acc[i], second_a, b[2], b[3]);
+    }
+  }
+}
+
+// Adds the sums of the warps in order, after the bias.
+template <int kTiles, int kWarps, bool kGated>
+__device__ __forceinline__ void add_warps(Shared<kTiles, kWarps>& shared, const float (&acc)[kTiles][4],
+                                          const Params& p, const BlockRows<kGated>& rows, int32_t expert) {
+  const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) shared.of_warps[warp][8 * i + 2 * quad + j % 2][group + j / 2 * 8] = acc[i][j];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kTiles * 8 * kMatrixRows; i += kWarps * 32) {
+    const int row = i / kMatrixRows, col = i % kMatrixRows;
+    float sum = p.bias.b ? p.bias.at(expert, rows.row(col)) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWarps; ++j) sum += shared.of_warps[j][row][col];
+    shared.sums[row][col] = sum;
+  }
+  __syncthreads();
+}
+
+// Stores the 8 gate and 8 up values of row r, and their activation.
+__device__ __forceinline__ void store_activated(const Params& p, const BlockRows<true>& rows, int64_t r,
+                                                const float (&sums)[kMatrixRows], bool writes_chunks) {
+  const int32_t first = rows.first, F = rows.F;
+  uint32_t gate[4], up[4], a[4];
+  float x_gate[8], x_up[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    x_gate[j] = sums[j];
+    x_up[j] = sums[8 + j];
+  }
+  pack(gate, x_gate);
+  pack(up, x_up);
+  uint16_t* h = p.h + r * p.N + first;
+  store_words(h, gate, F - first, writes_chunks);
+  store_words(h + F, up, F - first, writes_chunks);
+  activate(a, p.activation, gate, up);
+  store_words(p.a + r * F + first, a, F - first, writes_chunks);
+}
+
+// Stores the results of rows r0 to end from `sums`.
+template <class Y, int kWarps, int kRows, bool kGated>
+__device__ __forceinline__ void store_results(const Params& p, const BlockRows<kGated>& rows,
+                                              const float (&sums)[kRows][kMatrixRows], int32_t r0, int32_t end,
+                                              bool writes_chunks) {
+  for (int i = threadIdx.x; i < (kGated ? kRows : 2 * kRows); i += kWarps * 32) {
+    const int row = kGated ? i : i / 2;
+    const int32_t r = r0 + row;
+    if (r >= end) continue;
+    if constexpr (kGated) {
+      store_activated(p, rows, r, sums[row], writes_chunks);
+    } else {
+      const int col = i % 2 * 8;
+      const int32_t at = rows.first + col;
+      if (at >= p.N) continue;
+      float y[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) y[j] = sums[row][col + j];
+      store_words(static_cast<Y*>(p.y) + int64_t{r} * p.N + at, y, p.N - at, writes_chunks);
+    }
+  }
+}
+
+// kTiles: groups of 8 rows that share each read of the weights. Y: the type of an element of y.
 template <int kTiles, int kWarps, bool kGated, class Y>
 __global__ void __launch_bounds__(kWarps * 32, blocks_together(kTiles, kWarps)) few_rows_kernel(Params p) {
-  constexpr int kThreads = kWarps * 32, kRows = kTiles * 8;
-  constexpr int kAhead = kTiles * kWarps > 32 ? 2 : 4;  // steps whose loads are on their way at once
-  constexpr int kStride = kWarps * kStepK, kRound = kAhead * kStride;
-  constexpr bool kIsDouble = kTiles == 1;  // the next round's weights come while this one's are multiplied
+  using B = Block<kTiles, kWarps>;
   // Rows of other widths have one group: with more of them, the compiler would have too few registers.
   const bool reads_chunks = kTiles > 1 || p.reads_chunks, writes_chunks = kTiles > 1 || p.writes_chunks;
-  __shared__ float of_warps[kWarps][kRows][kMatrixRows + 1];
-  __shared__ float sums[kRows][kMatrixRows];
+  __shared__ Shared<kTiles, kWarps> shared;
   if (!p.offsets) let_next_start();
-  const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-  const int32_t first = blockIdx.x * (kGated ? kMatrixRows / 2 : kMatrixRows), F = p.N / 2;
-  // The matrix rows of the products' rows `group` and `group` + 8.
-  const int32_t low = first + group, high = kGated ? F + low : low + 8, own_k = warp * kStepK + quad * 8;
-  const int64_t row_bytes = int64_t{p.K} * 2;
-  MatrixRows w{.low = nullptr, .high = nullptr, .has_low = low < (kGated ? F : p.N), .has_high = high < p.N};
-  // Puts the weights on their way: a round of them to registers, the others to the L2 cache.
-  Steps<kAhead> next;
-  const auto open = [&](int32_t expert) {
-    const char* matrix = p.w + int64_t{expert} * p.N * row_bytes;
-    w.low = matrix + (w.has_low ? low : 0) * row_bytes;
-    w.high = matrix + (w.has_high ? high : 0) * row_bytes;
-    if (reads_chunks) next.fetch_from(w, own_k, kStride, p.K);
-    if (kIsDouble && p.offsets) return;
-    for (int32_t j = warp; j < kMatrixRows; j += kWarps) {
-      const int32_t row = kGated && j >= 8 ? F + first + j - 8 : first + j;
-      if (row >= (kGated && j < 8 ? F : p.N)) continue;
-      for (int64_t at = kRound * 2 + threadIdx.x % 32 * 128; at < row_bytes; at += 32 * 128)
-        prefetch_line(matrix + row * row_bytes + at);
-    }
-  };
-  if (!p.offsets) open(0);
+  const BlockRows<kGated> rows(p);
+  Steps<B::kAhead> next;
+  MatrixRows w;
+  if (!p.offsets) w = open_weights<kTiles, kWarps>(next, p, rows, 0, reads_chunks);
   wait_for_inputs();
   if (p.offsets) let_next_start();  // expert_down may read the offsets at once
-  const ExpertRows rows = expert_rows(p);
-  if (rows.begin >= rows.end) return;
-  if (p.offsets) open(rows.expert);
+  const ExpertRows of = expert_rows(p);
+  if (of.begin >= of.end) return;
+  if (p.offsets) w = open_weights<kTiles, kWarps>(next, p, rows, of.expert, reads_chunks);
 
-  for (int32_t r0 = rows.begin; r0 < rows.end; r0 += kRows) {
-    const char* x[kTiles];
-    bool has_row[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int32_t r = r0 + 8 * i + group;
-      has_row[i] = r < rows.end;
-      x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * row_bytes;
-    }
+  for (int32_t r0 = of.begin; r0 < of.end; r0 += B::kRows) {
+    const TokenRows<kTiles> tokens(p, r0, of.end);
     float acc[kTiles][4] = {};
-    for (int32_t k0 = warp * kStepK; reads_chunks && k0 < p.K; k0 += kRound) {
-      const bool is_here = kIsDouble ? k0 >= kRound || r0 == rows.begin : k0 < kRound && r0 == rows.begin;
-      if (!is_here) next.fetch_from(w, k0 + quad * 8, kStride, p.K);
-      const Steps<kAhead> a = next;
-      uint4 b[kAhead][kTiles];
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int32_t k = k0 + quad * 8 + u * kStride;
-        const int64_t at = k < p.K ? int64_t{k} * 2 : 0;
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i)
-          b[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + at), k < p.K && has_row[i]);
-      }
-      if constexpr (kIsDouble) next.fetch_from(w, k0 + quad * 8 + kRound, kStride, p.K);
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const uint32_t first_a[4] = {a.low[u].x, a.high[u].x, a.low[u].y, a.high[u].y},
-                       second_a[4] = {a.low[u].z, a.high[u].z, a.low[u].w, a.high[u].w};
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-          multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
-          multiply(acc[i], second_a, b[u][i].z, b[u][i].w);
-        }
-      }
-    }
-    // The same products in the same order, one step at a time.
-    if (!reads_chunks) {
-#pragma unroll 1
-      for (int32_t k = own_k; k - quad * 8 < p.K; k += kStride) {
-        uint32_t a_low[4], a_high[4];
-        load_elements(a_low, w.low + int64_t{k} * 2, w.has_low ? p.K - k : 0);
-        load_elements(a_high, w.high + int64_t{k} * 2, w.has_high ? p.K - k : 0);
-        const uint32_t first_a[4] = {a_low[0], a_high[0], a_low[1], a_high[1]},
-                       second_a[4] = {a_low[2], a_high[2], a_low[3], a_high[3]};
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-          uint32_t b[4];
-          load_elements(b, x[i] + int64_t{k} * 2, has_row[i] ? p.K - k : 0);
-          multiply(acc[i], first_a, b[0], b[1]);
-          multiply(acc[i], second_a, b[2], b[3]);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) of_warps[warp][8 * i + 2 * quad + j % 2][group + j / 2 * 8] = acc[i][j];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < kRows * kMatrixRows; i += kThreads) {
-      const int row = i / kMatrixRows, col = i % kMatrixRows;
-      const int32_t n = kGated && col >= 8 ? F + first + col - 8 : first + col;
-      float sum = p.bias.b ? p.bias.at(rows.expert, n) : 0.0f;
-#pragma unroll
-      for (int j = 0; j < kWarps; ++j) sum += of_warps[j][row][col];
-      sums[row][col] = sum;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < (kGated ? kRows : 2 * kRows); i += kThreads) {
-      const int row = kGated ? i : i / 2;
-      const int32_t r = r0 + row;
-      if (r >= rows.end) continue;
-      if constexpr (kGated) {
-        uint32_t gate[4], up[4], a[4];
-        float x_gate[8], x_up[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          x_gate[j] = sums[row][j];
-          x_up[j] = sums[row][8 + j];
-        }
-        pack(gate, x_gate);
-        pack(up, x_up);
-        uint16_t* h = p.h + int64_t{r} * p.N + first;
-        store_words(h, gate, F - first, writes_chunks);
-        store_words(h + F, up, F - first, writes_chunks);
-        activate(a, p.activation, gate, up);
-        store_words(p.a + int64_t{r} * F + first, a, F - first, writes_chunks);
-      } else {
-        const int col = i % 2 * 8;
-        if (first + col >= p.N) continue;
-        float x8[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) x8[j] = sums[row][col + j];
-        store_words(static_cast<Y*>(p.y) + int64_t{r} * p.N + first + col, x8, p.N - first - col, writes_chunks);
-      }
-    }
+    if (reads_chunks)
+      multiply_chunks<kTiles, kWarps>(acc, next, w, tokens, p.K, r0 == of.begin);
+    else
+      multiply_elements<kTiles, kWarps>(acc, w, tokens, p.K);
+    add_warps<kTiles, kWarps>(shared, acc, p, rows, of.expert);
+    store_results<Y, kWarps>(p, rows, shared.sums, r0, of.end, writes_chunks);
     __syncthreads();
   }
 }

@@ -128,161 +128,202 @@ __device__ __forceinline__ void store_words(float* to, const float (&x)[8]) {
   for (int i = 0; i < 8; i += 4) *reinterpret_cast<float4*>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
 }
 
+// The blocks of a launch share the tiles of all chunks: item i is tile i % tiles of chunk i / tiles.
+struct Items {
+  int32_t first, end, stride, tiles;
+};
+
+// The ring of shared memory: its stages from base on, and their barriers.
+struct RingPlaces {
+  uint32_t base, full, empty;
+};
+
+// The warp of copies reads the weights of the items of its block. A lane copies a row of a tile.
+template <int kWarps, bool kGated, int kStages>
+__device__ __forceinline__ void copy_weights(const Params& p, const Chunk* chunks, const Items& items,
+                                             const RingPlaces& at, Ring<kStages> ring) {
+  using B = Block<kWarps>;
+  const int lane = threadIdx.x % 32;
+  const int64_t row_bytes = int64_t{p.K} * 2;
+  for (int32_t item = items.first; item < items.end; item += items.stride) {
+    const TileRows<kGated> rows(p, item % items.tiles);
+    const bool has_row = lane < kMatrixRows && rows.has(lane);
+    const int64_t row = int64_t{chunks[item / items.tiles].expert} * p.N + (has_row ? rows.row(lane) : 0);
+    const char* from = p.w + row * row_bytes;
+    for (int32_t k = 0; k < p.K; k += B::kStageK) {
+      const auto bytes = static_cast<uint32_t>(min(B::kStageK, p.K - k) * 2);
+      mbarrier_wait(at.empty + 8 * ring.stage, ring.parity ^ 1);
+      if (lane == 0) mbarrier_arrive_expect(at.full + 8 * ring.stage, bytes * rows.count());
+      __syncwarp();
+      if (has_row)
+        bulk_load(at.base + ring.stage * B::kStageBytes + lane * B::kPitch, from + int64_t{k} * 2, bytes,
+                  at.full + 8 * ring.stage);
+      ring.advance();
+    }
+  }
+}
+
+// A warp's sums over its share of k. acc[i]: rows 8 i to 8 i + 7 of the chunk, in the places of an mma's result.
+template <int kWarps, bool kGated, int kTiles, int kStages>
+__device__ __forceinline__ void multiply_tile(float (&acc)[kTiles][4], const Params& p, const TileRows<kGated>& rows,
+                                              const Chunk& chunk, const RingPlaces& at, Ring<kStages>& ring) {
+  using B = Block<kWarps>;
+  constexpr bool kIsDouble = kTiles == 1;  // the next stage's rows of x come while this one's are multiplied
+  const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+  const int32_t own_k = threadIdx.x / 32 * 32 + quad * 8;
+  const int used_tiles = (chunk.count + 7) / 8;
+  const bool has_low = rows.has(group), has_high = rows.has(group + 8);
+  const char* x[kTiles];
+  bool has_row[kTiles];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    has_row[i] = 8 * i + group < chunk.count;
+    const int32_t r = chunk.begin + 8 * i + group;
+    x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * (int64_t{p.K} * 2);
+  }
+  uint4 next[2][kTiles];
+  const auto fetch_rows = [&](int32_t k0) {
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const int32_t k = k0 + u * B::kStepK + own_k;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i)
+        next[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + (k < p.K ? k : 0) * 2), k < p.K && has_row[i]);
+    }
+  };
+  if (kIsDouble) fetch_rows(0);
+  for (int32_t k0 = 0; k0 < p.K; k0 += B::kStageK) {
+    uint4 b[2][kTiles];
+    if (!kIsDouble) fetch_rows(k0);
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) b[u][i] = next[u][i];
+    }
+    if (kIsDouble && k0 + B::kStageK < p.K) fetch_rows(k0 + B::kStageK);
+    mbarrier_wait(at.full + 8 * ring.stage, ring.parity);
+    const uint32_t from = at.base + ring.stage * B::kStageBytes + group * B::kPitch + own_k * 2;
+    uint4 low[2], high[2];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      low[u] = load_shared(from + u * B::kStepK * 2);
+      high[u] = load_shared(from + u * B::kStepK * 2 + 8 * B::kPitch);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(at.empty + 8 * ring.stage);
+    ring.advance();
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      const bool has_k = k0 + u * B::kStepK + own_k < p.K;
+      if (!(has_k && has_low)) low[u] = {};
+      if (!(has_k && has_high)) high[u] = {};
+      const uint32_t first_a[4] = {low[u].x, high[u].x, low[u].y, high[u].y},
+                     second_a[4] = {low[u].z, high[u].z, low[u].w, high[u].w};
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        if (i >= used_tiles) continue;
+        sm80::multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
+        sm80::multiply(acc[i], second_a, b[u][i].z, b[u][i].w);
+      }
+    }
+  }
+}
+
+// Adds the sums of the warps in order, after the bias. All warps that multiply call it.
+template <int kRows, int kWarps, bool kGated>
+__device__ __forceinline__ void add_warps(Shared<kRows, kWarps>& shared, const float (&acc)[kRows / 8][4],
+                                          const Params& p, const TileRows<kGated>& rows, const Chunk& chunk) {
+  constexpr int kMultiplying = Block<kWarps>::kMultiplying;
+  const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < kRows / 8; ++i) {
+    if (i >= (chunk.count + 7) / 8) continue;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) shared.of_warps[warp][8 * i + 2 * quad + j % 2][group + j / 2 * 8] = acc[i][j];
+  }
+  named_barrier_sync(1, kMultiplying);
+  for (int i = threadIdx.x; i < chunk.count * kMatrixRows; i += kMultiplying) {
+    const int r = i / kMatrixRows, col = i % kMatrixRows;
+    float sum = p.bias.b ? p.bias.at(chunk.expert, rows.row(col)) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kWarps; ++j) sum += shared.of_warps[j][r][col];
+    shared.sums[r][col] = sum;
+  }
+  named_barrier_sync(1, kMultiplying);
+}
+
+// Stores the 8 gate and 8 up values of row r, and their activation.
+__device__ __forceinline__ void store_activated(const Params& p, const TileRows<true>& rows, int64_t r,
+                                                const float (&sums)[kMatrixRows]) {
+  uint32_t gate[4], up[4], a[4];
+  float x_gate[8], x_up[8];
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    x_gate[j] = sums[j];
+    x_up[j] = sums[8 + j];
+  }
+  sm80::pack(gate, x_gate);
+  sm80::pack(up, x_up);
+  uint16_t* h = p.h + r * p.N + rows.first;
+  sm80::store_chunk(h, gate);
+  sm80::store_chunk(h + rows.F, up);
+  sm80::activate(a, p.activation, gate, up);
+  sm80::store_chunk(p.a + r * rows.F + rows.first, a);
+}
+
+// Stores the results of a tile from shared.sums.
+template <int kRows, int kWarps, bool kGated, class Y>
+__device__ __forceinline__ void store_tile(const Shared<kRows, kWarps>& shared, const Params& p,
+                                           const TileRows<kGated>& rows, const Chunk& chunk) {
+  for (int i = threadIdx.x; i < (kGated ? chunk.count : 2 * chunk.count); i += Block<kWarps>::kMultiplying) {
+    const int64_t r = chunk.begin + (kGated ? i : i / 2);
+    if constexpr (kGated) {
+      store_activated(p, rows, r, shared.sums[i]);
+    } else {
+      const int col = i % 2 * 8;
+      if (rows.first + col >= p.N) continue;
+      float y[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) y[j] = shared.sums[i / 2][col + j];
+      store_words(static_cast<Y*>(p.y) + r * p.N + rows.first + col, y);
+    }
+  }
+}
+
 // kRows: of a chunk at most. Y: of the result.
 template <int kRows, int kWarps, bool kGated, class Y>
 __global__ void __launch_bounds__(Block<kWarps>::kThreads, blocks_together(kRows, kWarps)) few_rows_kernel(Params p) {
-  using B = Block<kWarps>;
-  constexpr int kMultiplying = B::kMultiplying, kStepK = B::kStepK, kStageK = B::kStageK, kPitch = B::kPitch,
-                kStageBytes = B::kStageBytes;
-  constexpr int kTiles = kRows / 8, kStages = Shared<kRows, kWarps>::kStages;
-  constexpr bool kIsDouble = kTiles == 1;  // the next stage's rows of x come while this one's are multiplied
+  constexpr int kStages = Shared<kRows, kWarps>::kStages;
   extern __shared__ __align__(128) char stages[];
   __shared__ Shared<kRows, kWarps> shared;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t base = smem_addr(stages), full = smem_addr(shared.full), empty = smem_addr(shared.empty);
+  const RingPlaces at{smem_addr(stages), smem_addr(shared.full), smem_addr(shared.empty)};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(full + 8 * i, 1);
-      mbarrier_init(empty + 8 * i, kWarps);
+      mbarrier_init(at.full + 8 * i, 1);
+      mbarrier_init(at.empty + 8 * i, kWarps);
     }
     fence_mbarrier_init();
   }
   if (!p.rows_are_known) wait_for_inputs();
   let_next_start();
-  if (warp == 0) list_chunks(shared, p);
+  if (threadIdx.x < 32) list_chunks(shared, p);
   __syncthreads();
-  const int32_t tiles = (p.N + kMatrixRows - 1) / kMatrixRows, num_items = shared.num_chunks * tiles;
-  const auto first_item = static_cast<int32_t>(blockIdx.x), stride = static_cast<int32_t>(gridDim.x);
-  const int64_t row_bytes = int64_t{p.K} * 2;
+  const int32_t tiles = (p.N + kMatrixRows - 1) / kMatrixRows;
+  const Items items{static_cast<int32_t>(blockIdx.x), shared.num_chunks * tiles, static_cast<int32_t>(gridDim.x),
+                    tiles};
   Ring<kStages> ring;
-
-  if (warp == kWarps) {  // a lane copies a row
-    for (int32_t item = first_item; item < num_items; item += stride) {
-      const TileRows<kGated> rows(p, item % tiles);
-      const bool has_row = lane < kMatrixRows && rows.has(lane);
-      const int64_t row = int64_t{shared.chunks[item / tiles].expert} * p.N + (has_row ? rows.row(lane) : 0);
-      const char* from = p.w + row * row_bytes;
-      for (int32_t k = 0; k < p.K; k += kStageK) {
-        const auto bytes = static_cast<uint32_t>(min(kStageK, p.K - k) * 2);
-        mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);
-        if (lane == 0) mbarrier_arrive_expect(full + 8 * ring.stage, bytes * rows.count());
-        __syncwarp();
-        if (has_row)
-          bulk_load(base + ring.stage * kStageBytes + lane * kPitch, from + int64_t{k} * 2, bytes,
-                    full + 8 * ring.stage);
-        ring.advance();
-      }
-    }
-    return;
-  }
+  if (threadIdx.x / 32 == kWarps) return copy_weights<kWarps, kGated>(p, shared.chunks, items, at, ring);
 
   if (p.rows_are_known) wait_for_inputs();
-  const int group = lane / 4, quad = lane % 4;
-  const int32_t own_k = warp * 32 + quad * 8;
-  for (int32_t item = first_item; item < num_items; item += stride) {
+  for (int32_t item = items.first; item < items.end; item += items.stride) {
     const TileRows<kGated> rows(p, item % tiles);
     const Chunk chunk = shared.chunks[item / tiles];
-    const int used_tiles = (chunk.count + 7) / 8;
-    const bool has_low = rows.has(group), has_high = rows.has(group + 8);
-    const char* x[kTiles];
-    bool has_row[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      has_row[i] = 8 * i + group < chunk.count;
-      const int32_t r = chunk.begin + 8 * i + group;
-      x[i] = p.x + (has_row[i] ? (p.index ? p.index[r] : r) : 0) * row_bytes;
-    }
-    uint4 next[2][kTiles];
-    const auto fetch_rows = [&](int32_t k0) {
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        const int32_t k = k0 + u * kStepK + own_k;
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i)
-          next[u][i] = fetch_word(reinterpret_cast<const uint4*>(x[i] + (k < p.K ? k : 0) * 2), k < p.K && has_row[i]);
-      }
-    };
-    if (kIsDouble) fetch_rows(0);
-    float acc[kTiles][4] = {};
-    for (int32_t k0 = 0; k0 < p.K; k0 += kStageK) {
-      uint4 b[2][kTiles];
-      if (!kIsDouble) fetch_rows(k0);
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) b[u][i] = next[u][i];
-      }
-      if (kIsDouble && k0 + kStageK < p.K) fetch_rows(k0 + kStageK);
-      mbarrier_wait(full + 8 * ring.stage, ring.parity);
-      const uint32_t from = base + ring.stage * kStageBytes + group * kPitch + own_k * 2;
-      uint4 low[2], high[2];
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        low[u] = load_shared(from + u * kStepK * 2);
-        high[u] = load_shared(from + u * kStepK * 2 + 8 * kPitch);
-      }
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + 8 * ring.stage);
-      ring.advance();
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        const bool has_k = k0 + u * kStepK + own_k < p.K;
-        if (!(has_k && has_low)) low[u] = {};
-        if (!(has_k && has_high)) high[u] = {};
-        const uint32_t first_a[4] = {low[u].x, high[u].x, low[u].y, high[u].y},
-                       second_a[4] = {low[u].z, high[u].z, low[u].w, high[u].w};
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-          if (i >= used_tiles) continue;
-          sm80::multiply(acc[i], first_a, b[u][i].x, b[u][i].y);
-          sm80::multiply(acc[i], second_a, b[u][i].z, b[u][i].w);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      if (i >= used_tiles) continue;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) shared.of_warps[warp][8 * i + 2 * quad + j % 2][group + j / 2 * 8] = acc[i][j];
-    }
-    named_barrier_sync(1, kMultiplying);
-    for (int i = threadIdx.x; i < chunk.count * kMatrixRows; i += kMultiplying) {
-      const int r = i / kMatrixRows, col = i % kMatrixRows;
-      float sum = p.bias.b ? p.bias.at(chunk.expert, rows.row(col)) : 0.0f;
-#pragma unroll
-      for (int j = 0; j < kWarps; ++j) sum += shared.of_warps[j][r][col];
-      shared.sums[r][col] = sum;
-    }
-    named_barrier_sync(1, kMultiplying);
-    for (int i = threadIdx.x; i < (kGated ? chunk.count : 2 * chunk.count); i += kMultiplying) {
-      const int64_t r = chunk.begin + (kGated ? i : i / 2);
-      const float* sums = shared.sums[kGated ? i : i / 2];
-      if constexpr (kGated) {
-        uint32_t gate[4], up[4], a[4];
-        float x_gate[8], x_up[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          x_gate[j] = sums[j];
-          x_up[j] = sums[8 + j];
-        }
-        sm80::pack(gate, x_gate);
-        sm80::pack(up, x_up);
-        uint16_t* h = p.h + r * p.N + rows.first;
-        sm80::store_chunk(h, gate);
-        sm80::store_chunk(h + rows.F, up);
-        sm80::activate(a, p.activation, gate, up);
-        sm80::store_chunk(p.a + r * rows.F + rows.first, a);
-      } else {
-        const int col = i % 2 * 8;
-        if (rows.first + col >= p.N) continue;
-        float y[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) y[j] = sums[col + j];
-        store_words(static_cast<Y*>(p.y) + r * p.N + rows.first + col, y);
-      }
-    }
+    float acc[kRows / 8][4] = {};
+    multiply_tile<kWarps>(acc, p, rows, chunk, at, ring);
+    add_warps(shared, acc, p, rows, chunk);
     // The next tile's sums of warps may be written: all have passed the second barrier. Its sums are written after a
-    // barrier that the threads above reach when they have stored theirs.
+    // barrier that the threads here reach when they have stored theirs.
+    store_tile<kRows, kWarps, kGated, Y>(shared, p, rows, chunk);
   }
 }
 

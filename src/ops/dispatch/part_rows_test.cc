@@ -1,4 +1,4 @@
-// The rows of a rank's experts in two parts, against all of them at once: for each rank of a case.
+// The rows of a rank's experts in parts, against all of them at once: for each rank of a case.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -64,7 +64,8 @@ std::vector<ref::TokenExperts> routes_of(const Case& c) {
 // The rows of rank q's experts, as a dispatcher has them after the announcements.
 class RankRows {
  public:
-  RankRows(Stream& s, const Case& c, int64_t q) : c_(c), q_(q), routes_(routes_of(c)), arrivals_(at(q)) {
+  RankRows(Stream& s, const Case& c, int64_t q, int64_t far_from)
+      : c_(c), q_(q), far_from_(far_from), routes_(routes_of(c)), arrivals_(at(q)) {
     std::vector<int32_t> first{0}, dest, row, topk(c.N() * c.L(), -1);
     for (int64_t from = 0; from < c.W(); ++from)
       first.push_back(first.back() + static_cast<int32_t>(std::count_if(arrivals_.begin(), arrivals_.end(),
@@ -95,37 +96,46 @@ class RankRows {
                    .scratch = scratch.tensor(),
                    .topk_TK = topk_NL.tensor(),
                    .first_expert = c.e * (q / c.etp)});
-    own_rows(s, {.own_2e = own_.tensor(),
-                 .others_22e = others_.tensor(),
-                 .own_token_R = own_token_.tensor(),
-                 .offsets_e1 = offsets_.tensor(),
-                 .row_token_R = token_.tensor(),
-                 .arrive_W1 = arrive_.tensor(),
-                 .dest_TJ = dest_.tensor(),
-                 .row_TJ = row_.tensor(),
-                 .pair_row_NL = pair_row_.tensor(),
-                 .rank = q,
-                 .etp = c.etp});
+    part_rows(s, {.own_2e = own_.tensor(),
+                  .near_22e = far_from > 1 ? near_.tensor() : Tensor{},
+                  .far_22e = far_.tensor(),
+                  .own_token_R = own_token_.tensor(),
+                  .offsets_e1 = offsets_.tensor(),
+                  .row_token_R = token_.tensor(),
+                  .arrive_W1 = arrive_.tensor(),
+                  .dest_TJ = dest_.tensor(),
+                  .row_TJ = row_.tensor(),
+                  .pair_row_NL = pair_row_.tensor(),
+                  .rank = q,
+                  .etp = c.etp,
+                  .far_from = far_from});
   }
   int64_t num_rows() const { return static_cast<int64_t>(offsets_.values().back()); }
   const std::vector<Arrival>& arrivals() const { return arrivals_; }
 
-  // Every row is in one run, and the own rows belong to this rank's tokens.
+  // Every row is in one run, that of its distance, and the own rows belong to this rank's tokens.
   void expect_runs() {
-    const Values own = own_.values(), others = others_.values(), token = token_.values(),
-                 own_token = own_token_.values(), offsets = offsets_.values();
-    const int64_t e = c_.e;
-    for (int64_t i = 0; i < e; ++i) {
-      EXPECT_EQ(others[2 * i], offsets[i]);
-      EXPECT_EQ(others[2 * e + 2 * i], own[i]);
-      EXPECT_EQ(others[2 * i + 1], own[e + i]);
-      EXPECT_EQ(others[2 * e + 2 * i + 1], offsets[i + 1]);
-      EXPECT_LE(own[i], own[e + i]);
+    const Values token = token_.values(), own_token = own_token_.values(), offsets = offsets_.values();
+    for (int64_t i = 0; i < c_.e; ++i) {
       for (auto r = static_cast<int64_t>(offsets[i]); r < static_cast<int64_t>(offsets[i + 1]); ++r) {
         const Arrival from = arrivals_[static_cast<size_t>(token[r])];
-        EXPECT_EQ(own[i] <= r && r < own[e + i], from.from == q_) << "row " << r << " of expert " << i;
-        if (from.from == q_) {
+        const int64_t distance = (q_ - from.from + c_.W()) % c_.W();
+        EXPECT_EQ(runs_with(own_, i, 1, r), distance == 0 ? 1 : 0) << "row " << r << " of expert " << i;
+        if (far_from_ > 1) {
+          EXPECT_EQ(runs_with(near_, i, 2, r), distance > 0 && distance < far_from_ ? 1 : 0) << r << " of " << i;
+        }
+        EXPECT_EQ(runs_with(far_, i, 2, r), distance >= far_from_ ? 1 : 0) << "row " << r << " of expert " << i;
+        if (distance == 0) {
           EXPECT_EQ(own_token[r], from.token) << "row " << r;
+        }
+      }
+      for (Array* runs : {&near_, &far_}) {
+        if (runs == &near_ && far_from_ == 1) continue;
+        for (int64_t g = 2 * i; g < 2 * i + 2; ++g) {
+          const Values at = runs->values();
+          EXPECT_LE(offsets[i], at[g]);
+          EXPECT_LE(at[g], at[2 * c_.e + g]);
+          EXPECT_LE(at[2 * c_.e + g], offsets[i + 1]);
         }
       }
     }
@@ -147,7 +157,8 @@ class RankRows {
       first.x_TD = own->tensor();
       first.rows.token_R = own_token_.tensor();
       run_expert_op(s, expert_up, first, {{.runs_2G = own_.tensor()}});
-      run_expert_op(s, expert_up, op, {{.runs_2G = others_.tensor()}});
+      if (far_from_ > 1) run_expert_op(s, expert_up, op, {{.runs_2G = near_.tensor()}});
+      run_expert_op(s, expert_up, op, {{.runs_2G = far_.tensor()}});
     } else {
       run_expert_op(s, expert_up, op);
     }
@@ -157,33 +168,44 @@ class RankRows {
  private:
   std::vector<Arrival> at(int64_t q) const { return ref::arrivals(routes_, q, c_.etp, c_.e); }
   int64_t R() const { return c_.N() * c_.L(); }
+  // Returns how many of the runs of expert i have row r.
+  int64_t runs_with(Array& runs, int64_t i, int64_t runs_of_expert, int64_t r) {
+    const Values at = runs.values();
+    int64_t num = 0;
+    for (int64_t g = runs_of_expert * i; g < runs_of_expert * (i + 1); ++g)
+      num += at[g] <= r && r < at[runs_of_expert * c_.e + g] ? 1 : 0;
+    return num;
+  }
 
   const Case& c_;
-  int64_t q_;
+  int64_t q_, far_from_;
   std::vector<ref::TokenExperts> routes_;
   std::vector<Arrival> arrivals_;
   Array arrive_, dest_, row_;
   Array offsets_ = Array::poisoned({c_.e + 1}, DType::i32), token_ = Array::poisoned({R()}, DType::i32),
         own_token_ = Array::poisoned({R()}, DType::i32), pair_row_ = Array::poisoned({c_.N(), c_.L()}, DType::i32),
-        own_ = Array::poisoned({2, c_.e}, DType::i32), others_ = Array::poisoned({2, 2 * c_.e}, DType::i32);
+        own_ = Array::poisoned({2, c_.e}, DType::i32), near_ = Array::poisoned({2, 2 * c_.e}, DType::i32),
+        far_ = Array::poisoned({2, 2 * c_.e}, DType::i32);
 };
 
-class OwnRowsTest : public ::testing::TestWithParam<Case> {
+class PartRowsTest : public ::testing::TestWithParam<Case> {
  protected:
   ThreadPool pool_{2};
   Stream s_{DeviceKind::cpu, pool_};
 };
 
-TEST_P(OwnRowsTest, AreThoseOfTheRanksTokens) {
-  for (int64_t q = 0; q < GetParam().W(); ++q) RankRows(s_, GetParam(), q).expect_runs();
+TEST_P(PartRowsTest, HaveTheirDistances) {
+  const Case& c = GetParam();
+  for (int64_t q = 0; q < c.W(); ++q)
+    for (int64_t far_from = 1; far_from <= c.W(); ++far_from) RankRows(s_, c, q, far_from).expect_runs();
 }
 
 // The own rows read the tokens in place. The source holds NaN instead of them, as if they had not been sent.
-TEST_P(OwnRowsTest, HaveTheBitsOfAllRowsAtOnce) {
+TEST_P(PartRowsTest, HaveTheBitsOfAllRowsAtOnce) {
   const Case& c = GetParam();
   constexpr int64_t D = 9;
   for (int64_t q = 0; q < c.W(); ++q) {
-    RankRows rows(s_, c, q);
+    RankRows rows(s_, c, q, (c.W() + 1) / 2);
     std::vector<Array> x_of_rank;
     for (int64_t from = 0; from < c.W(); ++from)
       x_of_rank.push_back(Array::normal({c.T, D}, c.dtype, 100 + static_cast<uint64_t>(from)));
@@ -205,7 +227,7 @@ TEST_P(OwnRowsTest, HaveTheBitsOfAllRowsAtOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, OwnRowsTest, ::testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Layouts, PartRowsTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
