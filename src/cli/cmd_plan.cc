@@ -190,8 +190,7 @@ int run(const Options& o, Cli& cli) {
   RunSpec run = load_run_spec(o.recipe, o.overrides);
   if (o.search) return run_search(o, run, machine, assume);
   PartLibrary parts;
-  const ChosenMemory chosen =
-      choose_memory(parts, run_of_ranks_on(run, o.ranks, machine, assume.system), o.ranks, machine, assume);
+  const ChosenMemory chosen = choose_memory(parts, run_on(run, machine, assume.system), o.ranks, machine, assume);
   chosen.apply(run);
   if (!chosen.text.empty()) cli.log.info("{}", chosen.text);
   const Prediction p = predict(parts, run, o.ranks, machine, assume);

@@ -212,6 +212,8 @@ std::vector<Settings> layouts() {
       all_experts(2, {"parallel.dispatcher=\"direct\""}),
       all_experts(2, {"parallel.dispatcher=\"direct\"", "memory.recompute=[\"layer\"]"}),
       all_experts(2, {"parallel.dispatcher=\"direct\"", "parallel.expert_overlap=\"batch_split\""}),
+      all_experts(
+          4, {"parallel.dispatcher=\"direct\"", "parallel.expert_overlap=\"batch_split\"", "train.global_batch=8"}),
       all_experts(2, {"parallel.dispatcher=\"two_level\"", "parallel.ranks_per_node=1"}),
       in_shared_scales("fp8_tensor", {"parallel.tp=2", "precision.weight_gradients=\"compute\""}),
       in_shared_scales("fp8_tensor", {"parallel.ep=2", "parallel.dispatcher=\"allgather\""}),

@@ -168,7 +168,7 @@ PlanMachine PlanMachine::of_rank(int64_t threads_of_rank) const {
 }
 
 int64_t PlanMachine::ranks_of_windows() const {
-  return !is_gpu || domain_ranks <= kMaxGpusOfHost ? static_cast<int64_t>(domain_ranks) : 1;
+  return static_cast<int64_t>(is_gpu ? std::min(domain_ranks, host_ranks) : domain_ranks);
 }
 
 std::vector<std::string> PlanMachine::assumed_figures() const {

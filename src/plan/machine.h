@@ -34,9 +34,6 @@ inline constexpr double kMinShare = 0.001, kMaxShare = 1.5;
 const char* name_of(Share share);
 using Shares = std::array<double, kNumShares>;
 
-// The maximum number of GPUs of a host.
-inline constexpr int64_t kMaxGpusOfHost = 8;
-
 struct PlanMachine {
   std::string name;
   bool is_gpu = true;
@@ -79,8 +76,7 @@ struct PlanMachine {
   // Returns the machine for ranks of `threads_of_rank` threads: a smaller share of this CPU, with more ranks on a host.
   // A GPU belongs to one rank, and its machine is returned unchanged.
   PlanMachine of_rank(int64_t threads_of_rank) const;
-  // Returns how many ranks can write to each other's memory: those of a domain, if it is one host. A larger domain of
-  // GPUs spans hosts, so that a rank can write only to its own memory.
+  // Returns how many ranks can write to each other's memory: those of a domain that are on one host.
   int64_t ranks_of_windows() const;
   // Returns the values of [rank], [links] and [host] that were not measured or whose measurement was noisy, each as
   // "rank.kernel_us: its source".

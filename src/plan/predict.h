@@ -76,8 +76,7 @@ struct PredictOptions {
 // Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
 // number of its threads. Moebius has products in 8 bits only where its kernels for Hopper run.
 RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system = PlanSystem::moebius);
-// Returns the dispatcher that the engine has in such a run, where the ranks of a host or of an NVLink domain of a host
-// write to each other's memory.
+// Returns the dispatcher that the engine has in such a run (PlanMachine::ranks_of_windows).
 DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine);
 // The same as run_on(), and for Moebius parallel.dispatcher = "auto" becomes that one.
 RunSpec run_of_ranks_on(RunSpec run, int64_t ranks, const PlanMachine& machine,

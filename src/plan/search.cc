@@ -26,6 +26,7 @@
 namespace moebius {
 namespace {
 
+constexpr int64_t kMaxTp = 8;  // by default
 // The number of layouts whose passes are timed at once, and whose memory is chosen at once. They do not depend on the
 // number of threads, so the result does not either. The last batch may time a few layouts in vain.
 constexpr int64_t kTimed = 128, kRound = 16;
@@ -92,7 +93,7 @@ class Search {
     // Long sequences have so many cp layouts that a search of these choices too would take too long.
     const bool is_short = run_.train.seq_len < 2 * kMinCpTokens;
     SearchLimits limits{
-        .max_tp = options_.max_tp > 0 ? options_.max_tp : std::min<int64_t>(domain, kMaxGpusOfHost),
+        .max_tp = options_.max_tp > 0 ? options_.max_tp : std::min(domain, kMaxTp),
         .max_direct_ranks = machine_.of_rank(run_.threads).ranks_of_windows(),
         .max_two_level_ranks = machine_.is_gpu ? 0 : domain,
         .domain_ranks = domain,

@@ -47,8 +47,7 @@ SweptPoint predicted(PartLibrary& parts, const SweepBase& base, const Sweep& swe
       point.set = std::move(best.set);
       point.prediction = std::move(best.prediction);
     } else {
-      const ChosenMemory chosen =
-          choose_memory(parts, run_of_ranks_on(run, ranks, machine, assume.system), ranks, machine, assume);
+      const ChosenMemory chosen = choose_memory(parts, run_on(run, machine, assume.system), ranks, machine, assume);
       chosen.apply(run);
       point.prediction = predict(parts, run, ranks, machine, assume);
     }

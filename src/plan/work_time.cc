@@ -202,19 +202,19 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
 void overlap_parts(PassTime& forward, PassTime& backward, const TimeContext& c) {
   const int64_t num_ranks = c.spec.mesh.ep * c.spec.mesh.etp;
   if (num_ranks == 1) return;
-  const double ranks = static_cast<double>(num_ranks), own = 1 / ranks,
-               near = static_cast<double>((num_ranks + 1) / 2 - 1) / ranks, far = 1 - own - near;
+  const auto share = [&](int64_t n) { return static_cast<double>(n) / static_cast<double>(num_ranks); };
+  const double own = share(1), near = share((num_ranks + 1) / 2 - 1), far = 1 - own - near;
   const auto experts = [](PassTime& p) -> double& { return p.kernels[static_cast<size_t>(KernelClass::experts)]; };
-  const auto part_of = [&](double sent, double part) { return sent * part / (1 - own); };
   const auto hide = [&](PassTime& pass, double hidden) {
-    pass.hidden += hidden, experts(pass) += taken_by_groups(c.machine) * hidden;
+    pass.hidden += hidden;
+    experts(pass) += taken_by_groups(c.machine) * hidden;
   };
-  const double x = seconds_of_rows(forward) / 2, up = experts(forward) * 2 / 3, down = experts(forward) / 3;
-  const double sent_first = near > 0 ? near : far;
-  hide(forward, std::min(part_of(x, sent_first), own * up) + std::min(part_of(x, far), near * (up + down)) +
-                    std::min(part_of(x, near), far * up) + std::min(part_of(x, far), own * down));
-  const double dy = seconds_of_rows(backward) / 3, of_dy = experts(backward) / 3;
-  hide(backward, std::min(part_of(dy, sent_first), own * of_dy) + std::min(part_of(dy, far), near * of_dy));
+  const double x = seconds_of_rows(forward) / 2 / (1 - own), dy = seconds_of_rows(backward) / 3 / (1 - own);
+  const double up = experts(forward) * 2 / 3, down = experts(forward) / 3, of_dy = experts(backward) / 3;
+  const double first = near > 0 ? near : far;
+  hide(forward, std::min(first * x, own * up) + std::min(far * x, near * (up + down)) + std::min(near * x, far * up) +
+                    std::min(far * x, own * down));
+  hide(backward, std::min(first * dy, own * of_dy) + std::min(far * dy, near * of_dy));
 }
 
 // Overlaps the exchanges of tp with products. Each is in tp pieces, and one of them has no product beside it.

@@ -17,6 +17,8 @@ struct SplitLayout {
 const std::vector<SplitLayout> kSplitLayouts = {
     {"ep2", {.dp = 2, .ep = 2}},
     {"ep4", {.dp = 4, .ep = 4}},
+    {"etp5", {.dp = 5, .etp = 5}},
+    {"etp2ep4", {.dp = 8, .etp = 2, .ep = 4}},
     {"ep8", {.dp = 8, .ep = 8}},
     {"etp2", {.dp = 2, .etp = 2}},
     {"etp2ep2", {.dp = 4, .etp = 2, .ep = 2}},
@@ -32,7 +34,7 @@ std::map<int, Outcome> outcomes(const MoeCase& c) {
   return all;
 }
 
-// The rows of a rank's own tokens are computed separately from the rows of other ranks. A gate of 200 leaves ranks without rows.
+// Rows are computed in parts, by the distance of the rank that they come from. A gate of 200 leaves ranks without rows.
 class BatchSplitMoe : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(BatchSplitMoe, ChangesNoBit) {

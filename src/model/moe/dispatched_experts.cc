@@ -231,7 +231,7 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
 }
 
 // Three exchanges overlap with the work that follows them (x before dy if h or rows beyond a budget are recomputed):
-//   x    the product that needs only dy; if x comes first, with batch_split, h of the own rows
+//   x    the product that needs only dy; if x comes first, with batch_split, h of the own rows, and then of each part
 //   dy   `concurrent`, and with batch_split the product of the own rows, and then of each part that has arrived
 //   dx   the gradients of weights
 void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
@@ -241,14 +241,17 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
   saved.dy_TD = d.dy_TD;
   SplitDispatcher::Parts parts;
   if (split_) parts = split_->parts(step, T, *saved.handle);
-  const SplitDispatcher::Parts* const split = split_ ? &parts : nullptr;
   const bool x_later = overlaps_ && !rows_ && !saved.h_R2F.is_recomputed() && w1_adapter_.is_empty();
   const int multiprocessors = sending_multiprocessors(step, saved);
   Dispatched tokens;
   const auto dispatch_again = [&] { tokens = dispatch(step, saved.x_TD, saved); };
-  if (!x_later) {
+  if (!x_later && split_ && !rows_) {
+    hold_tokens(step, recompute_h_in_parts(step, parts, saved), saved);
+  } else if (!x_later) {
     SideWork coming(step, split_ != nullptr, dispatch_again, multiprocessors);
-    hold_tokens(step, tokens, saved, coming, split);
+    unstash_h(step, tokens, saved, coming);
+    coming.join();
+    hold_tokens(step, tokens, saved);
   }
   Dispatched grads;
   Tensor dweight_R;
@@ -280,7 +283,7 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
   coming.use_whole_gpu();
   backward_up(step, dx_RD, saved);
   coming.join();
-  if (x_later) hold_tokens(step, tokens, saved, coming, split);
+  if (x_later) hold_tokens(step, tokens, saved);
   SideWork going(step, overlaps_,
                  [&] { dispatcher_->dispatch_bwd(step, d.dx_TD, d.dweight_TK, dx_RD, dweight_R, *saved.handle); });
   if (with_weights) {
@@ -310,11 +313,8 @@ Dispatched DispatchedExperts::dispatch_grads(Step& step, const Tensor& dy_TD, Sa
   return in;
 }
 
-void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
-                                    const SplitDispatcher::Parts* parts) const {
+void DispatchedExperts::hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const {
   saved.token_rows = tokens.rows;
-  unstash_h(step, tokens, saved, coming, parts);
-  coming.join();
   saved.tokens.hold(step.stream, tokens.source);
   if (!w1_adapter_.is_empty()) saved.w1_low_of_dw.hold(step.stream, saved.w1_low);
 }
@@ -331,8 +331,7 @@ Dispatched DispatchedExperts::hold_grads(Step& step, const Dispatched& grads, Sa
 }
 
 // Computing h also computes the activations, which are not used here.
-void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
-                                  const SplitDispatcher::Parts* parts) const {
+void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming) const {
   if (rows_) {
     open_h(step, saved);
     const auto compute = [&](Step& on, const Tensor& offsets_e1) {
@@ -345,10 +344,8 @@ void DispatchedExperts::unstash_h(Step& step, const Dispatched& tokens, Saved& s
   saved.h_R2F.recompute(step.stack, [&] {
     StackScope scope(step.stack);
     const Tensor a_RF = step.alloc(saved.sa_RF.shape, dtype_);
-    if (parts) up(step, a_RF, {.source = saved.x_TD, .rows = parts->own_rows}, saved, parts->own.rows);
     coming.join();
-    if (!parts) return up(step, a_RF, tokens, saved);
-    for (const SplitDispatcher::Part& part : parts->others) up(step, a_RF, tokens, saved, part.rows);
+    up(step, a_RF, tokens, saved);
   });
 }
 

@@ -86,8 +86,8 @@ class DispatchedExperts final : public RoutedExperts {
   void open_gradients(Step& step, Saved& saved) const;
   Tensor activations(Step& step, int64_t R) const;
   Tensor outputs(Step& step, int64_t R) const;
-  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
-                 const SplitDispatcher::Parts* parts) const;
+  // Recomputes h from the rows of x, if it was not saved. Joins `coming`, which sends these rows, before it reads any.
+  void unstash_h(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming) const;
   struct BackwardTensors {
     Tensor dx_TD, dweight_TK;  // out
     Tensor dy_TD;              // in
@@ -104,16 +104,15 @@ class DispatchedExperts final : public RoutedExperts {
   // forward() between announce and the end of combine, with batch_split.
   void forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved, const ConcurrentWork& concurrent) const;
   void save_h(Step& step, int64_t num_rows, const Tensor& offsets_e1, Saved& saved) const;
-  // Keeps the rows of x at the experts for backward_weight, and recomputes h from them if it was not saved.
-  // Joins `coming`, the side work that sends them, before it reads them. parts: with batch_split, else null.
-  void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved, SideWork& coming,
-                   const SplitDispatcher::Parts* parts) const;
+  void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;  // for backward_weight
   // Sends the rows of dy to the experts, with the weight of each row.
   Dispatched receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
   // The same with batch_split, where backward_down() of all parts but the last one overlaps with it. Runs `concurrent`.
   Dispatched receive_grads_in_parts(Step& step, Tensor dweight_R, const SplitDispatcher::Parts& parts, Saved& saved,
                                     const ConcurrentWork& concurrent) const;
   Dispatched hold_grads(Step& step, const Dispatched& grads, Saved& saved) const;  // for backward_weight
+  // Sends the rows of x again with batch_split, and recomputes h, which overlaps with it except for the last part.
+  Dispatched recompute_h_in_parts(Step& step, const SplitDispatcher::Parts& parts, Saved& saved) const;
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
   void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,
                      const RowPart& part = {}) const;

@@ -2,46 +2,67 @@
 #include "model/moe/dispatched_experts.h"
 
 namespace moebius {
+namespace {
 
-// Each part of the rows arrives while products of the part before it run, the first while those of this rank's own rows
-// do. The results of all but the last part leave beside the first product of the last one, and those of the last beside
-// the second product of the own rows.
+using Parts = SplitDispatcher::Parts;
+
+// Sends the parts of other ranks one after another, and computes the part before each of them meanwhile, first this
+// rank's own rows. compute(part) is left to the caller for the last part.
+//   send(of, is_last)   of: the distances to send; own_too: with the first part this rank also gets its own rows
+template <class Send, class Compute>
+void send_beside_products(Step& step, const Parts& parts, bool own_too, int multiprocessors, const Send& send,
+                          const Compute& compute) {
+  const SplitDispatcher::Part* here = &parts.own;
+  for (const SplitDispatcher::Part& next : parts.others) {
+    const bool is_first = &next == &parts.others.front(), is_last = &next == &parts.others.back();
+    const RowDistances of{.first = is_first && own_too ? 0 : next.of.first, .end = next.of.end};
+    SideWork sending(
+        step, true, [&] { send(of, is_last); }, multiprocessors);
+    compute(*here);
+    sending.join();
+    here = &next;
+  }
+}
+
+}  // namespace
+
+// Each part of the rows arrives while products of the part before it run, and the first one while a product of this
+// rank's own rows runs. The results of the near rows leave beside the first product of the far ones, and those of the far
+// rows beside the second product of the own rows.
 void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved,
                                          const ConcurrentWork& concurrent) const {
   StackScope scope(step.stack);
   const int64_t T = x_TD.dim(0), R = dispatcher_->max_rows(T);
   DispatchHandle& handle = *saved.handle;
-  const SplitDispatcher::Parts parts = split_->parts(step, T, handle);
+  const Parts parts = split_->parts(step, T, handle);
   const Dispatched own{.source = x_TD, .rows = parts.own_rows, .weight_R = {}};
   Dispatched others{.source = {}, .rows = parts.rows, .weight_R = {}};
-  const size_t last = parts.others.size() - 1;
-  const auto& rows_of_last = parts.others[last];
   open_h(step, saved);
   const Tensor a_RF = activations(step, R), y_RD = outputs(step, R);
-  for (size_t i = 0; i <= last; ++i) {
-    SideWork sending(
-        step, true, [&] { others.source = split_->dispatch_part(step, x_TD, parts.others[i].of, handle).source; },
-        sending_multiprocessors(step, saved));
-    if (i == 0) {
-      if (concurrent) concurrent();
-      up(step, a_RF, own, saved, parts.own.rows);
-    } else {
-      up(step, a_RF, others, saved, parts.others[i - 1].rows);
-      down(step, y_RD, a_RF, others, saved, parts.others[i - 1].rows);
-    }
-    sending.join();
-  }
+  send_beside_products(
+      step, parts, /*own_too=*/false, sending_multiprocessors(step, saved),
+      [&](const RowDistances& of, bool) { others.source = split_->dispatch_part(step, x_TD, of, handle).source; },
+      [&](const SplitDispatcher::Part& part) {
+        if (&part == &parts.own) {
+          if (concurrent) concurrent();
+          return up(step, a_RF, own, saved, part.rows);
+        }
+        up(step, a_RF, others, saved, part.rows);
+        down(step, y_RD, a_RF, others, saved, part.rows);
+      });
+  const SplitDispatcher::Part& last = parts.others.back();
   {
-    const RowDistances before_last{.first = parts.own.of.end, .end = rows_of_last.of.first};
-    SideWork returning(step, last > 0, [&] {
-      if (last > 0) split_->return_part(step, y_RD, T, before_last, handle);
+    const RowDistances near{.first = parts.own.of.end, .end = last.of.first};
+    const bool has_near = parts.others.size() > 1;
+    SideWork returning(step, has_near, [&] {
+      if (has_near) split_->return_part(step, y_RD, T, near, handle);
     });
-    up(step, a_RF, others, saved, rows_of_last.rows);
+    up(step, a_RF, others, saved, last.rows);
     returning.join();
   }
   save_h(step, R, parts.rows.offsets_e1, saved);
-  down(step, y_RD, a_RF, others, saved, rows_of_last.rows);
-  SideWork returning(step, true, [&] { split_->return_part(step, y_RD, T, rows_of_last.of, handle); });
+  down(step, y_RD, a_RF, others, saved, last.rows);
+  SideWork returning(step, true, [&] { split_->return_part(step, y_RD, T, last.of, handle); });
   down(step, y_RD, a_RF, own, saved, parts.own.rows);
   returning.use_whole_gpu();
   split_->return_part(step, y_RD, T, parts.own.of, handle);
@@ -49,33 +70,45 @@ void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, S
   split_->sum_returned(step, y_TD, handle);
 }
 
-// dy of the own rows is sent with the first part: the gradients of weights read all rows from one source.
-Dispatched DispatchedExperts::receive_grads_in_parts(Step& step, Tensor dweight_R, const SplitDispatcher::Parts& parts,
-                                                     Saved& saved, const ConcurrentWork& concurrent) const {
+// The gradients of weights read the rows of all ranks from one source, so this rank's own are copied there too.
+Dispatched DispatchedExperts::receive_grads_in_parts(Step& step, Tensor dweight_R, const Parts& parts, Saved& saved,
+                                                     const ConcurrentWork& concurrent) const {
   const Tensor weight_R = split_->row_weights(step, saved.dy_TD.dim(0), *saved.handle);
-  Dispatched here{.source = saved.dy_TD, .rows = parts.own_rows, .weight_R = weight_R}, grads;
-  const RowPart* part = &parts.own.rows;
-  for (size_t i = 0; i < parts.others.size(); ++i) {
-    const RowDistances of{.first = i == 0 ? 0 : parts.others[i].of.first, .end = parts.others[i].of.end};
-    SideWork arriving(
-        step, true,
-        [&] {
-          grads = split_->combine_bwd_part(step, saved.dy_TD, of, *saved.handle);
-          grads.weight_R = weight_R;
-          saved.grad_rows = grads.rows;
-          if (i + 1 == parts.others.size()) grads = hold_grads(step, grads, saved);
-        },
-        sending_multiprocessors(step, saved));
-    if (i == 0) {
-      if (concurrent) concurrent();
-      saved.h_bwd_R2F = saved.h_R2F.for_backward(step, saved.dh_R2F.dim(0), saved.grad_rows.offsets_e1);
-    }
-    backward_down(step, dweight_R, here, saved, *part);
-    arriving.join();
-    here = grads;
-    part = &parts.others[i].rows;
-  }
+  Dispatched grads;
+  send_beside_products(
+      step, parts, /*own_too=*/true, sending_multiprocessors(step, saved),
+      [&](const RowDistances& of, bool is_last) {
+        grads = split_->combine_bwd_part(step, saved.dy_TD, of, *saved.handle);
+        grads.weight_R = weight_R;
+        saved.grad_rows = grads.rows;
+        if (is_last) grads = hold_grads(step, grads, saved);
+      },
+      [&](const SplitDispatcher::Part& part) {
+        if (&part != &parts.own) return backward_down(step, dweight_R, grads, saved, part.rows);
+        if (concurrent) concurrent();
+        saved.h_bwd_R2F = saved.h_R2F.for_backward(step, saved.dh_R2F.dim(0), saved.grad_rows.offsets_e1);
+        backward_down(step, dweight_R, {saved.dy_TD, parts.own_rows, weight_R}, saved, part.rows);
+      });
   return grads;
+}
+
+// Computing h also computes the activations, which are not used here.
+Dispatched DispatchedExperts::recompute_h_in_parts(Step& step, const Parts& parts, Saved& saved) const {
+  Dispatched tokens;
+  saved.w1_low.open(step.stack);
+  saved.h_R2F.recompute(step.stack, [&] {
+    StackScope scope(step.stack);
+    const Tensor a_RF = step.alloc(saved.sa_RF.shape, dtype_);
+    send_beside_products(
+        step, parts, /*own_too=*/true, sending_multiprocessors(step, saved),
+        [&](const RowDistances& of, bool) { tokens = split_->dispatch_part(step, saved.x_TD, of, *saved.handle); },
+        [&](const SplitDispatcher::Part& part) {
+          const bool is_own = &part == &parts.own;
+          up(step, a_RF, is_own ? Dispatched{saved.x_TD, parts.own_rows, {}} : tokens, saved, part.rows);
+        });
+    up(step, a_RF, tokens, saved, parts.others.back().rows);
+  });
+  return tokens;
 }
 
 }  // namespace moebius

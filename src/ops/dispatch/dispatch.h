@@ -6,8 +6,8 @@
 //   W = P ETP
 //   q = etp + ETP ep
 //   its experts = [ep E/P, (ep + 1) E/P)
-// A token is sent once to each rank that has any of its experts, or to all ranks (ContiguousPlaces). Its destinations are at most J ep ranks, and all etp
-// ranks of each of them get the row. At most L of its pairs are on one of them:
+// A token is sent once to each rank that has any of its experts, or to all ranks (ContiguousPlaces). Its destinations are
+// at most J ep ranks, and all etp ranks of each of them get the row. At most L of its pairs are on one of them:
 //   J = min(K, P),  L = min(K, E/P)
 //
 //   Rows that arrive   at most N. They are sorted by the rank that they come from, then by token.

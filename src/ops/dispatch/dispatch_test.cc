@@ -75,17 +75,19 @@ class DispatchTest : public testing::DeviceTest<Case> {
     }
   }
   void push(int64_t q, int array, Tensor x) {
+    for (const RowDistances& of : c().parts()) push_part(q, array, x, of);
+  }
+  void push_part(int64_t q, int array, Tensor x, const RowDistances& of) {
     Rank& r = *ranks_[q];
-    for (const RowDistances& of : c().parts())
-      push_rows(s_, {.sent_1 = r.sent.tensor(),
-                     .x_TD = x,
-                     .dest_TJ = r.dest.tensor(),
-                     .row_TJ = r.row.tensor(),
-                     .bases_W = bases_.tensor(),
-                     .offset = r.offset[array],
-                     .rank = q,
-                     .etp = c().etp,
-                     .of = of});
+    push_rows(s_, {.sent_1 = r.sent.tensor(),
+                   .x_TD = x,
+                   .dest_TJ = r.dest.tensor(),
+                   .row_TJ = r.row.tensor(),
+                   .bases_W = bases_.tensor(),
+                   .offset = r.offset[array],
+                   .rank = q,
+                   .etp = c().etp,
+                   .of = of});
   }
   // Pushes the rows of all ranks, and compares all rows that arrived.
   void expect_rows_in_order() {
@@ -219,23 +221,37 @@ class DispatchTest : public testing::DeviceTest<Case> {
             .pair_row = pair_row,
             .weight = weight};
   }
+  // Up to the results of the experts of all ranks.
+  void compute() {
+    announce();
+    for (int64_t q = 0; q < c().W(); ++q) send_routes(q);
+    for (int64_t q = 0; q < c().W(); ++q) {
+      const RoutesHere routes = expected_routes(q);
+      expect_routes(q, routes);
+      results_.push_back(experts_results(q, routes));
+    }
+  }
   // Both kinds of sums return: odd ranks return weighted sums, even ranks unweighted ones.
   static bool is_weighted(int64_t q) { return q % 2 == 1; }
+  void return_part(int64_t q, const RowDistances& of) {
+    Rank& r = *ranks_[q];
+    Results& results = results_[q];
+    return_sums(s_, {.sent_1 = r.sent.tensor(),
+                     .y_RD = results.y.tensor(),
+                     .pair_row_NL = results.pair_row.tensor(),
+                     .weight_NL = is_weighted(q) ? results.weight.tensor() : Tensor{},
+                     .arrive_W1 = r.arrive.tensor(),
+                     .back_W = r.back_first.tensor(),
+                     .bases_W = bases_.tensor(),
+                     .offset = r.offset[Rank::back],
+                     .rank = q,
+                     .of = of});
+  }
   void return_results(int64_t q) {
     Rank& r = *ranks_[q];
     Results& results = results_[q];
     sent_now(q);
-    for (const RowDistances& of : c().parts())
-      return_sums(s_, {.sent_1 = r.sent.tensor(),
-                       .y_RD = results.y.tensor(),
-                       .pair_row_NL = results.pair_row.tensor(),
-                       .weight_NL = is_weighted(q) ? results.weight.tensor() : Tensor{},
-                       .arrive_W1 = r.arrive.tensor(),
-                       .back_W = r.back_first.tensor(),
-                       .bases_W = bases_.tensor(),
-                       .offset = r.offset[Rank::back],
-                       .rank = q,
-                       .of = of});
+    for (const RowDistances& of : c().parts()) return_part(q, of);
     EXPECT_EQ(sent_now(q), returned_[q] * static_cast<double>(c().D * size_of(c().dtype)));
     return_pairs(s_, {.sent_1 = r.sent.tensor(),
                       .from_R = results.numbers.tensor(),
@@ -339,40 +355,61 @@ TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
   }
 }
 
-class PartsOfDispatchTest : public DispatchTest {};
+// A call moves the rows at its distances and no others. Rows that arrive are those of the calls so far.
+class PartsOfDispatchTest : public DispatchTest {
+ protected:
+  int64_t distance(int64_t from, int64_t to) const { return (to - from + c().W()) % c().W(); }
+};
 
-// A call moves the rows at its distances and no others.
-TEST_P(PartsOfDispatchTest, ACallMovesTheRowsAtItsDistances) {
+TEST_P(PartsOfDispatchTest, ACallPushesTheRowsAtItsDistances) {
   announce();
-  for (int64_t q = 0; q < c().W(); ++q) {
-    Rank& r = *ranks_[q];
-    push_rows(s_, {.sent_1 = r.sent.tensor(),
-                   .x_TD = r.x.tensor(),
-                   .dest_TJ = r.dest.tensor(),
-                   .row_TJ = r.row.tensor(),
-                   .bases_W = bases_.tensor(),
-                   .offset = r.offset[Rank::tokens],
-                   .rank = q,
-                   .etp = c().etp,
-                   .of = c().parts()[0]});
-  }
-  for (int64_t q = 0; q < c().W(); ++q) {
-    for (int64_t i = 0; i < std::ssize(arrivals_[q]); ++i) {
-      const bool is_part = c().parts()[0].has((q - arrivals_[q][i].from + c().W()) % c().W());
-      ASSERT_NE(is_poison(ranks_[q]->at(Rank::tokens), i), is_part) << "row " << i << " of rank " << q;
+  const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
+  int64_t begin = 0;  // the distances of the calls so far, and of this one
+  for (const RowDistances& of : c().parts()) {
+    std::vector<int64_t> rows_for_others(c().W());
+    for (int64_t q = 0; q < c().W(); ++q) {
+      sent_now(q);
+      push_part(q, Rank::tokens, ranks_[q]->x.tensor(), of);
     }
+    for (int64_t q = 0; q < c().W(); ++q) {
+      for (int64_t i = 0; i < std::ssize(arrivals_[q]); ++i) {
+        const int64_t from = arrivals_[q][i].from, d = distance(from, q);
+        ASSERT_EQ(is_poison(ranks_[q]->at(Rank::tokens), i), d >= of.end) << "row " << i << " of rank " << q;
+        rows_for_others[from] += d > 0 && d >= begin && d < of.end ? 1 : 0;
+      }
+    }
+    for (int64_t q = 0; q < c().W(); ++q)
+      EXPECT_EQ(sent_now(q), static_cast<double>(rows_for_others[q]) * row_bytes) << "rank " << q;
+    begin = of.end;
+  }
+}
+
+TEST_P(PartsOfDispatchTest, ACallReturnsTheRowsAtItsDistances) {
+  compute();
+  const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
+  int64_t begin = 0;
+  for (const RowDistances& of : c().parts()) {
+    std::vector<int64_t> rows_for_others(c().W());
+    for (int64_t q = 0; q < c().W(); ++q) {
+      sent_now(q);
+      return_part(q, of);
+    }
+    for (int64_t q = 0; q < c().W(); ++q) {
+      for (int64_t b = 0; b < std::ssize(returns_[q]); ++b) {
+        const int64_t from = returns_[q][b].from, d = distance(q, from);  // the row went from q to `from`
+        ASSERT_EQ(is_poison(ranks_[q]->at(Rank::back), b), d >= of.end) << "row " << b << " of rank " << q;
+        rows_for_others[from] += d > 0 && d >= begin && d < of.end ? 1 : 0;
+      }
+    }
+    for (int64_t q = 0; q < c().W(); ++q)
+      EXPECT_EQ(sent_now(q), static_cast<double>(rows_for_others[q]) * row_bytes) << "rank " << q;
+    begin = of.end;
   }
 }
 
 // A rank's experts give rows of their own, and these return as sums.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
-  announce();
-  for (int64_t q = 0; q < c().W(); ++q) send_routes(q);
-  for (int64_t q = 0; q < c().W(); ++q) {
-    const RoutesHere routes = expected_routes(q);
-    expect_routes(q, routes);
-    results_.push_back(experts_results(q, routes));
-  }
+  compute();
   for (int64_t q = 0; q < c().W(); ++q) return_results(q);
   for (int64_t q = 0; q < c().W(); ++q) expect_returned(q);
 }

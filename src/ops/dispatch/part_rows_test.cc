@@ -109,6 +109,7 @@ class RankRows {
                   .rank = q,
                   .etp = c.etp,
                   .far_from = far_from});
+    synchronize(s);  // the scratch of this scope is in use until then
   }
   int64_t num_rows() const { return static_cast<int64_t>(offsets_.values().back()); }
   const std::vector<Arrival>& arrivals() const { return arrivals_; }
@@ -162,6 +163,7 @@ class RankRows {
     } else {
       run_expert_op(s, expert_up, op);
     }
+    synchronize(s);
     return {h, a};
   }
 
@@ -188,21 +190,19 @@ class RankRows {
         far_ = Array::poisoned({2, 2 * c_.e}, DType::i32);
 };
 
-class PartRowsTest : public ::testing::TestWithParam<Case> {
- protected:
-  ThreadPool pool_{2};
-  Stream s_{DeviceKind::cpu, pool_};
-};
+class PartRowsTest : public testing::DeviceTest<Case> {};
 
 TEST_P(PartRowsTest, HaveTheirDistances) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
   for (int64_t q = 0; q < c.W(); ++q)
     for (int64_t far_from = 1; far_from <= c.W(); ++far_from) RankRows(s_, c, q, far_from).expect_runs();
 }
 
 // The own rows read the tokens in place. The source holds NaN instead of them, as if they had not been sent.
 TEST_P(PartRowsTest, HaveTheBitsOfAllRowsAtOnce) {
-  const Case& c = GetParam();
+  const Case& c = this->c();
+  if (s_.device() == DeviceKind::cuda && c.dtype == DType::bf16)
+    GTEST_SKIP() << "a GPU's kernels in bf16 compute a part of the rows only if they have multiples of 8 columns";
   constexpr int64_t D = 9;
   for (int64_t q = 0; q < c.W(); ++q) {
     RankRows rows(s_, c, q, (c.W() + 1) / 2);
@@ -227,8 +227,7 @@ TEST_P(PartRowsTest, HaveTheBitsOfAllRowsAtOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, PartRowsTest, ::testing::ValuesIn(kCases),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Layouts, PartRowsTest, ::testing::ValuesIn(testing::on_each_device(kCases)));
 
 }  // namespace
 }  // namespace moebius

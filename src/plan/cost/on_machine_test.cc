@@ -111,7 +111,8 @@ TEST(OnMachine, TheAutomaticDispatcherIsThatOfTheRun) {
   const RunSpec run = recipe("bench_olmoe_1b_7b.toml", {"parallel.ep=4"});
   EXPECT_EQ(dispatcher_on(run, 8, machine("h200")).name, "direct");
   EXPECT_EQ(dispatcher_on(run, 8, pairs).name, "allgather");
-  EXPECT_EQ(step("gb200", "auto", 8), step("gb200", "allgather", 8)) << "a domain of 72 GPUs spans hosts";
+  EXPECT_EQ(step("gb200", "auto", 4), step("gb200", "direct", 4)) << "a tray has 4 of the domain's 72 GPUs";
+  EXPECT_EQ(step("gb200", "auto", 8), step("gb200", "allgather", 8)) << "8 GPUs are on two trays";
 }
 
 }  // namespace

@@ -19,7 +19,8 @@
 // arrive, and the derivatives that return have L columns.
 //
 // A round (comm/peer_window.h) separates what one rank writes from what another reads. A forward pass of a layer has
-// four, or three with sends_all, and a backward pass four. Rows are in the order of their ranks, then of their tokens,
+// four, or three with sends_all, and a backward pass four; each part of rows beyond the first adds one to an exchange that
+// is split (SplitDispatcher). Rows are in the order of their ranks, then of their tokens,
 // and no sum depends on when a row arrives. So the bits are those of the all-gather dispatcher, for ranks of one node.
 //
 // With T tokens per rank, n rows that it sends to other ranks, and m rows that it gets from them, a rank sends per call
