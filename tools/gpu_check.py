@@ -46,7 +46,7 @@ PROGRAMS = [
 # Functions, by the beginnings of their names, for which racecheck reports races that are none.
 # Their warps hand over shared memory by an mbarrier that the copy engine's bytes complete. A write
 # is followed by an arrival (release), and a read follows a wait for that phase (acquire).
-# racecheck does not see this order. See docs/design/numerics.md, "On a GPU".
+# racecheck does not see this order. See docs/measurements/correctness.md, "compute-sanitizer".
 # The second name is the partner of the race. It is empty where every partner is known.
 KNOWN_RACES = [
     ("produce_queries", ""),  # attention_bwd: rows of lse and delta (ops/attention/sm90/attention_bwd.cu)

@@ -104,7 +104,7 @@ TEST(Predict, CountsWorkDoneOncePerStep) {
   EXPECT_NEAR(phases(2, "megatron").at("backward"), 2 * phases(1, "megatron").at("backward"), 1e-9);
 }
 
-// The bytes that two and four H200 were measured to send (docs/measurements/history.md).
+// The bytes that two and four H200 were measured to send (docs/measurements/performance/several-gpus.md).
 TEST(Predict, SentBytesEqualMeasurements) {
   PartLibrary parts;
   const auto gib = [&](std::vector<std::string> set, int64_t ranks, const char* axis) {

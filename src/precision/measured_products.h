@@ -1,5 +1,5 @@
 // Times of products in bf16 and with fp8_block or fp8_tensor, measured on a Hopper GPU by `moebius bench precision`
-// (docs/measurements/history.md and precision.md). A run uses them to warn of products that the recipe makes slower.
+// (docs/measurements/precision.md). A run uses them to warn of products that the recipe makes slower.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@
 // Layers get operands from here where they call an op, and never check their dtype. With recipe none
 // every operand is the tensor itself. Sources: DeepSeek-V3 (arXiv 2412.19437), TransformerEngine's
 // recipes Float8BlockScaling, Float8CurrentScaling with power_2_scale and MXFP8BlockScaling, and
-// NVFP4 (arXiv 2509.25149). x of dW has square blocks here alone (docs/design/numerics.md).
+// NVFP4 (arXiv 2509.25149). x of dW has square blocks here alone (docs/design/quantised-products.md).
 //
 // Hopper GPUs have products for fp8_block and fp8_tensor. The other recipes are emulated on GPUs, and so is fp8_tensor
 // on other GPUs and for products that their kernels do not take (GpuProducts). CPUs emulate nvfp4 alone. An operand is

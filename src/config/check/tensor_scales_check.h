@@ -1,4 +1,4 @@
-// Checks of layouts whose ranks share tensors that have one scale (docs/design/numerics.md).
+// Checks of layouts whose ranks share tensors that have one scale (docs/design/quantised-products.md).
 #pragma once
 
 #include "config/run_spec.h"

@@ -219,7 +219,7 @@ std::vector<KeyText> optimizer_texts() {
        "do not need is not allocated. `auto` is the largest number with which a rank needs at most the limit. The "
        "limit is `memory.fit`, and never more than 95 % of the memory of the GPU where that is known, without what other "
        "programs and ranks hold "
-       "([memory.md](../design/memory.md#masters-and-moments-on-the-host)). "
+       "([offload.md](../design/offload.md#masters-and-moments-on-the-host)). "
        "Without either, and on a CPU, it is 0. Results are bitwise identical for all values."},
       {"optimizer.offload_grad",
        "Keeps the sums of gradients in pinned host memory. It needs `optimizer.grad = \"bf16\"`."},
@@ -333,17 +333,17 @@ std::vector<KeyText> parallel_texts() {
        "their own order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
-       "computes it ([memory.md](../design/memory.md#sharded-weights-and-gradients)). Results are bitwise identical "
+       "computes it ([sharding.md](../design/sharding.md)). Results are bitwise identical "
        "for all values."},
       {"parallel.fsdp_shard",
        "With `parallel.fsdp`, the number of consecutive ranks over which the weights of a layer are sharded, such as "
        "the ranks of a node that hold the same weights; 0 means all of them. Other groups of as many ranks hold copies "
        "of the shards, so that only the first gather of a layer in a step leaves the group "
-       "([memory.md](../design/memory.md#shards-in-a-node-copies-across)). It must divide each larger number of ranks "
-       "that hold the same weights. Results are bitwise identical for all values."},
+       "([sharding.md](../design/sharding.md#shards-in-a-node-copies-across)). It must divide each larger number of "
+       "ranks that hold the same weights. Results are bitwise identical for all values."},
       {"parallel.shard_gradients",
        "Shards the sums of each layer's gradients over the same ranks, which sum them after every micro-batch "
-       "([memory.md](../design/memory.md#sharded-weights-and-gradients)). With one micro-batch per rank and step, "
+       "([sharding.md](../design/sharding.md)). With one micro-batch per rank and step, "
        "results are bitwise identical; with more, sums are added in another order."},
       {"parallel.overlap",
        "Messages of the pipeline, of gradients and of weights overlap with computation. Results are bitwise identical "
@@ -358,7 +358,7 @@ std::vector<KeyText> other_texts() {
        "fewer bits."},
       {"precision.recipe",
        "The format that the operands of matrix products are quantised to "
-       "([numerics.md](../design/numerics.md#quantised-products)): those of attention projections, dense and shared "
+       "([quantised-products.md](../design/quantised-products.md)): those of attention projections, dense and shared "
        "MLPs, and experts. `none` computes in `precision.compute`. On GPUs `fp8_block` needs Hopper. "
        "`mxfp8` and `nvfp4` are emulated there: operands are quantised, and multiplied in `precision.compute`, which is "
        "slower than without a recipe. `fp8_tensor` runs on Hopper's FP8 kernels. `fp8_tensor` products that these do not "
@@ -402,11 +402,11 @@ std::vector<KeyText> other_texts() {
        "`memory.recompute = \"auto\"` it decides what is recomputed and offloaded. If it is empty, there is no limit."},
       {"memory.offload",
        "The activations that layers keep for backward in pinned host memory "
-       "([memory.md](../design/memory.md#activations-on-the-host)): `layer_input`, and the names of "
+       "([offload.md](../design/offload.md#activations-on-the-host)): `layer_input`, and the names of "
        "`memory.recompute`; `layer` is all of them. `weights` keeps the weights of layers there "
-       "([memory.md](../design/memory.md#weights-on-the-host)); ranks that hold the same weights need `parallel.fsdp` "
-       "for it. The copies overlap with the forward and the backward pass. Any list, also an empty one, keeps "
-       "`memory.recompute = \"auto\"` from choosing. Results are bitwise identical for all values."},
+       "([offload.md](../design/offload.md#weights-on-the-host)); ranks that hold the same weights need "
+       "`parallel.fsdp` for it. The copies overlap with the forward and the backward pass. Any list, also an empty one, "
+       "keeps `memory.recompute = \"auto\"` from choosing. Results are bitwise identical for all values."},
       {"memory.offload_fraction",
        "The share of the layers of each stage whose activations `memory.offload` moves. Their number is rounded up, "
        "and they are spread evenly from the first layer on."},

@@ -41,7 +41,7 @@ bool takes(const char* who, const Op& a, bool can, bool is_faster) {
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance.md has more shapes.
+// Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance/attention.md has more shapes.
 //   32/4 heads of 128, 32 x 512 302 and 360; 8 x 1024 401 and 432; 1 x 2048 471 and 400; 4 x 2048 527 and 505; 8 x 2048
 //   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 512 387 and 415; of 1024 516 and 515; 1 x 32768,
 //   window of 4096 680 and 626

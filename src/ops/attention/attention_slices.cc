@@ -99,7 +99,7 @@ namespace {
 
 // Returns the kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2.
 // Those that begin last have the fewest steps, so the longer a wave is, the shorter the time in which some
-// multiprocessors have no work. These values were measured to be the fastest (docs/measurements/performance.md).
+// multiprocessors have no work. These values were measured to be the fastest (docs/measurements/performance/attention.md).
 // Gradients do not depend on them: each sum has one order, whichever groups begin together.
 int64_t fused_wave(const DsSizes& z) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock), heads = z.heads / z.kv_heads;

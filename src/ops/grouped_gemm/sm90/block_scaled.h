@@ -5,7 +5,7 @@
 //   TensorScales   A has one scale, and each B[e] has one. They are applied to the whole product. A is E4M3 or E5M2.
 //
 // The two scales are multiplied first, so f32 must hold their product: at 2^-150 it becomes zero, and at 2^128 infinite
-// (docs/design/numerics.md, "Quantised products").
+// (docs/design/quantised-products.md).
 //
 // A warpgroup multiplies half a slot at a time, 64 x 128 x 128, and adds it, scaled, to f32 sums in
 // registers (DeepSeek-V3, arXiv 2412.19437, section 3.3.2). While one warpgroup adds, the tensor
