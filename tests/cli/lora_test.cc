@@ -65,7 +65,7 @@ TEST_F(LoraRun, TrainsAdaptersOfAnUnchangedModel) {
   run({"export", "runs/tuned", "Adapter", "--adapter"});
   expect_refused(
       run_moebius(dir_, {"generate", "Adapter", "--prompt", "x"}), 3,
-      "got only an adapter of PEFT; give its model and --adapter Adapter to generate and chat, or merge both "
+      "got only an adapter of PEFT; give its model and --adapter Adapter to eval, generate and chat, or merge both "
       "with moebius import MODEL CHECKPOINT --adapter Adapter");
   const nlohmann::json config = nlohmann::json::parse(read_file(dir_.path("Adapter/adapter_config.json")));
   EXPECT_EQ(config.at("peft_type"), "LORA");
@@ -252,6 +252,7 @@ TEST_F(LoraOnAnotherBase, ItsAdapterIsRefused) {
     EXPECT_FALSE(std::filesystem::exists(dir_.path("x")));
     expect_wrong_base(with({"generate", "Other", "--prompt", "day"}), path);
     expect_wrong_base(with({"chat", "Other"}), path);
+    expect_wrong_base(with({"eval", "Other", "--data", "runs/tuned/data/pairs", "--seq-len", "48"}), path);
     expect_wrong_base(with(forward), path);
     // The same weights in other dtypes and files are the same base.
     run(with({"import", "Wide", "wide_" + path.substr(0, 4)}));
@@ -317,6 +318,45 @@ TEST_F(LoraRun, GeneratesWithAnAdapterAsWithTheMergedModel) {
   run({"train", "base.toml", "--set", "run.dir=wide", "--set", "model.hidden_size=40", "--set", "train.steps=1"});
   expect_refused(run_moebius(dir_, {"generate", "wide", "--adapter", "Adapter", "--prompt", "day"}), 3,
                  "adapter Adapter: expected A [4, in] and B [out, 4] of matrices of the model; got ");
+}
+
+// `eval --adapter` adds an adapter as `generate` does, and a run's adapters as the evaluation of the run does.
+TEST_F(LoraRun, EvaluatesWithAnAdapterAsWithTheMergedModel) {
+  run_guide("train", with_adapters());
+  run({"export", "runs/tuned", "Adapter", "--adapter"});
+  run({"import", kModelFolder, "merged", "--adapter", "Adapter"});
+  const auto eval = [&](const std::string& model, const std::vector<std::string>& more) {
+    std::vector<std::string> words{"eval", model, "--data", "runs/tuned/data/pairs", "--seq-len", "48", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const auto loss = [&](const std::string& model, const std::vector<std::string>& more = {}) {
+    return json_of(run(eval(model, more))).at("loss").get<double>();
+  };
+  const double expected = loss("merged");
+  EXPECT_LT(expected, 0.95 * loss(kModelFolder));
+  EXPECT_EQ(loss("runs/tuned"), expected);
+  for (const char* adapter : {"Adapter", "runs/tuned", "runs/tuned/checkpoints/step-00000030"})
+    EXPECT_EQ(loss(kModelFolder, {"--adapter", adapter}), expected) << adapter;
+  for (const char* layout : {"tp=2", "ep=2", "etp=2", "pp=2", "cp=2"}) {
+    const std::vector<std::string> words{
+        "--dtype", "f32", "--ranks", "2", "--set", std::string("parallel.") + layout, "--adapter", "Adapter"};
+    EXPECT_NEAR(loss(kModelFolder, words), loss("merged", {"--dtype", "f32"}), 2e-6) << layout;
+  }
+  const auto refused = [&](const std::string& model, const std::vector<std::string>& more, int code,
+                           const std::string& text) {
+    expect_refused(run_moebius(dir_, eval(model, more)), code, text);
+  };
+  refused(kModelFolder, {"--adapter", "none"}, 3, "adapter none: expected a folder; got nothing there; check the path");
+  refused(kModelFolder, {"--adapter", "none", "--ranks", "2", "--set", "parallel.ep=2"}, 3,
+          "error: adapter none: expected a folder; got nothing there; check the path");
+  refused(kModelFolder, {"--adapter", ""}, 2, "--adapter: expected a path; got an empty text");
+  refused(kModelFolder, {"--any-base"}, 2, "--any-base requires --adapter");
+  refused(kModelFolder, {"--adapter", kModelFolder}, 3, "got a model's folder without adapters");
+  refused("Adapter", {}, 3, "give its model and --adapter Adapter to eval, generate and chat");
+  // The merged model has other weights than those that the adapter was trained on.
+  refused("merged", {"--adapter", "Adapter"}, 3, "bring back its own base, or add it to these all the same with");
+  EXPECT_GT(loss("merged", {"--adapter", "Adapter", "--any-base"}), 0);
 }
 
 TEST_F(LoraOnAnotherBase, ACheckpointWithoutAFingerprintIsResumed) {
