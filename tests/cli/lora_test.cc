@@ -170,6 +170,23 @@ TEST_F(LoraRun, TheExportWarnsOfAdaptersThatPeftCannotConvert) {
   EXPECT_THAT(run_moebius(dir_, {"export", "all", "All", "--adapter"}).err, Not(HasSubstr("transformers 4")));
 }
 
+// PEFT converts no adapters of qwen2_moe: it loses those of routed experts, and reads those of shared ones as they are.
+TEST_F(LoraRun, TheExportWarnsOfAdaptersOfQwen2MoeThatPeftDoesNotConvert) {
+  run({"train", "base.toml", "--set", "run.dir=qwen2", "--set", "train.steps=1", "--set", "model.model_type=qwen2_moe",
+       "--set", "model.shared_expert_intermediate_size=24", "--set", "model.norm_topk_prob=false"});
+  run({"export", "qwen2", "Qwen2", "--dtype", "bf16", "--files", "tokenizer"});
+  const auto exported = [&](const std::string& name, const std::string& target) {
+    run_guide("train", with_adapters({"model.hf=Qwen2", "model.init_from=Qwen2", "train.steps=1", "run.dir=" + name,
+                                      "lora.targets=[\"" + target + "\"]"}));
+    return run({"export", name, name + "_adapter", "--adapter"}).err;
+  };
+  const char* warning = "experts_adapter is for transformers 4: with transformers 5, PEFT loses or refuses adapters";
+  EXPECT_THAT(exported("experts", "mlp.experts.*"), HasSubstr(warning));
+  EXPECT_THAT(exported("routers", "mlp.gate"), HasSubstr("in qwen2_moe, of routed experts and routers"));
+  EXPECT_THAT(exported("shared", "mlp.shared_experts.*"), Not(HasSubstr("transformers 4")));
+  EXPECT_THAT(exported("attention", "self_attn.*"), Not(HasSubstr("transformers 4")));
+}
+
 TEST_F(LoraRun, ResumesBitForBit) {
   const auto train_to = [&](const std::string& steps, const std::string& dir) {
     run_guide("train", with_adapters({"optimizer.schedule=constant", "lora.dropout=0.1", "train.steps=" + steps,
