@@ -6,7 +6,8 @@
 FILE has the templates, and a list of cases: the name of a tokenizer of tests/golden/data/tokenizers, the
 index of a template, a chat, its ids, and the mask of apply_chat_template(return_assistant_tokens_mask=True).
 A chat that the template refuses has {"error": true} instead. Chats whose masks by transformers are wrong
-are left out; is_masked_well says which.
+are left out; is_masked_well says which. Where "turns" is true, the mask does not need {% generation %}: the
+template without it has the same.
 Needs transformers 5.23, with jinja2 and without torch.
 """
 
@@ -45,6 +46,48 @@ TEMPLATES = [
 {% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}""",
 ]
 
+# As in Gemma 4, the results of tools are printed between the calls of a turn and its content, an answer that follows
+# continues the turn, and thoughts are printed after the last question only.
+CONTINUES = "{%- elif ns.next == 'assistant' %}"
+RESULTS_INSIDE_A_TURN = """{%- set ns = namespace(question=-1, previous='', next='', results=[]) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.question = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{ '<user>\\n' + m.content + '<end>\\n' }}{% endif %}
+{%- if m.role == 'assistant' %}
+{%- if ns.previous != 'assistant' %}{{ '<assistant>\\n' }}{% endif %}
+{%- set ns.results = [] %}{% set ns.next = '' %}
+{%- for n in messages[loop.index:] %}{% if n.role != 'tool' %}{% set ns.next = ns.next or n.role %}
+{%- elif not ns.next %}{% set ns.results = ns.results + [n.content + '</result>'] %}{% endif %}{% endfor %}
+{%- generation %}
+{%- if m.reasoning_content and loop.index0 > ns.question %}<thought>{{ m.reasoning_content }}</thought>{% endif %}
+{%- for call in m.tool_calls or [] %}<call>{{ call.name }}</call>{% endfor %}
+{%- if ns.results %}<result>{% endif %}{% endgeneration %}{{ ns.results | join('<result>') }}
+{%- generation %}{{ m.content }}{% if m.tool_calls and not ns.results %}<result>
+""" + CONTINUES + """
+{%- elif m.content or not ns.results %}{{ '<end>\\n' }}{% endif %}{% endgeneration %}
+{%- endif %}
+{%- if m.role != 'tool' %}{% set ns.previous = m.role %}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<assistant>\\n' }}{% endif %}"""
+WITH_RESULTS = [RESULTS_INSIDE_A_TURN, RESULTS_INSIDE_A_TURN.replace(CONTINUES + "\n", "")]
+
+
+def chat_with_results(rng):
+    word = lambda: rng.choice(["light", "day 7", "Gr\u00fc\u00dfe, alle", "a\nb", "it's <b>"])
+    messages = []
+    for _ in range(rng.randint(1, 3)):
+        messages.append({"role": "user", "content": word()})
+        for _ in range(rng.randint(0, 2)):
+            calls = [{"name": rng.choice("fg")} for _ in range(rng.randint(1, 2))]
+            messages.append({"role": "assistant", "content": word(), "tool_calls": calls})
+            messages += [{"role": "tool", "content": word()} for _ in calls]
+        if messages[-1]["role"] == "user" or rng.random() < 0.8:
+            messages.append({"role": "assistant", "content": word()})
+    for m in messages:
+        if m["role"] == "assistant" and rng.random() < 0.4:
+            m["reasoning_content"] = word()
+    return {"messages": messages}
+
 
 def is_masked_well(line):
     """transformers 5.23 leaves out of a mask all that follows an answer that begins with a space, where the
@@ -76,7 +119,7 @@ def case(tokenizer, template, line):
     try:
         made = tokenizer.apply_chat_template(
             line["messages"], tools=line.get("tools"), chat_template=template, return_dict=True,
-            return_assistant_tokens_mask="{% generation %}" in template)
+            return_assistant_tokens_mask="generation %}" in template)
     except Exception as error:  # of the template; any other would show as a case that Moebius takes
         return {"error": True, "text": str(error)[:80]}
     result = {"ids": list(made["input_ids"])}
@@ -87,7 +130,7 @@ def case(tokenizer, template, line):
 
 def main():
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else DATA / "chats.json"
-    rng = random.Random(20260308)
+    rng, rng_of_results = random.Random(20260308), random.Random(20261130)
     cases = []
     for style in STYLES:
         path = DATA / "tokenizers" / style / "tokenizer.json"
@@ -99,8 +142,13 @@ def main():
                 line = chat(rng)
                 cases.append({"tokenizer": style, "tokens": tokens, "template": index, "line": line,
                               **case(tokenizer, template, line)})
+        for index, template in enumerate(WITH_RESULTS, len(TEMPLATES)):
+            for _ in range(3):
+                line = chat_with_results(rng_of_results)
+                cases.append({"tokenizer": style, "tokens": tokens, "template": index, "turns": True, "line": line,
+                              **case(tokenizer, template, line)})
     lines = ",\n".join(json.dumps(one) for one in cases)
-    out.write_text('{"templates": ' + json.dumps(TEMPLATES) + ',\n"cases": [\n' + lines + "\n]}\n")
+    out.write_text('{"templates": ' + json.dumps(TEMPLATES + WITH_RESULTS) + ',\n"cases": [\n' + lines + "\n]}\n")
     print(f"{out}: {len(cases)} cases, {sum('error' in one for one in cases)} of them errors")
 
 

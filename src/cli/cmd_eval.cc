@@ -19,6 +19,7 @@ namespace {
 
 struct Options {
   std::string model, data, device = "cpu", dtype = "bf16";
+  AddedAdapter adapter;
   LayoutOptions layout;
   int64_t seq_len = 0, batch = 8, max_batches = 0;
   int threads = 0;
@@ -76,7 +77,7 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   RunSpec run;
   control.together([&] {
     run = eval_run(o, world.size());
-    check_weights(o.model, run.model);
+    check_weights(o.model, run.model, o.adapter);
   });
   run.threads = o.threads == 0 && world.size() > 1 ? cpu_share(control) : num_threads(o.threads);
   Engine engine(eval_engine_spec(run, world));
@@ -85,7 +86,7 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   control.together([&] {
     loader.emplace(std::vector<DatasetSpec>{{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
     Stream s = engine.stream();
-    not_finite = load_weights(s, engine.model(), o.model);
+    not_finite = load_weights(s, engine.model(), o.model, o.adapter);
   });
   warn_of_not_finite(cli.log, control, o.model, not_finite);
   const EvalResult result = evaluate(engine, *loader, o.max_batches, [&] { return control.max(cli.signal) != 0; });
@@ -137,6 +138,7 @@ void add_eval(Cli& cli) {
       cli.program.add_subcommand("eval", "prints a model's loss, perplexity and bits per byte on a token dataset");
   const auto o = std::make_shared<Options>();
   command->add_option("MODEL", o->model, "a checkpoint, a run's folder, or a Hugging Face folder")->required();
+  add_adapter_options(*command, o->adapter, " that is added to the weights of MODEL");
   command->add_option("--data", o->data, "the dataset: the PREFIX of PREFIX.bin and PREFIX.idx")->required();
   command
       ->add_option("--seq-len", o->seq_len,

@@ -34,7 +34,8 @@ int run_adapter(Log& log, const Options& o) {
   if (r.needs_fused_experts)
     log.warn(
         "{} is for transformers 4: with transformers 5, PEFT loses or refuses adapters of MLPs that are not routed "
-        "experts, and of gate or up alone; --fused-experts writes a form for transformers 5",
+        "experts, of gate or up alone, and, in qwen2_moe, of routed experts and routers; --fused-experts writes a form "
+        "for transformers 5",
         spec.out);
   return 0;
 }

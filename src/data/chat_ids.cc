@@ -22,12 +22,21 @@ class TurnFinder {
   TurnFinder(const ChatTemplate& chat_template, const Chat& chat, const std::string& text)
       : template_(chat_template), chat_(chat), text_(text) {}
 
-  jinja::Span find(size_t i) const {
-    const size_t begin = begin_of(i), end = end_of(i, begin);
-    return {begin, after_end_token(begin, end)};
+  // Returns the spans of a turn: one, or two for a turn whose calls and content have results of tools between them.
+  std::vector<jinja::Span> find(size_t i) const {
+    const size_t begin = begin_of(i);
+    if (i + 1 == chat_.messages.size()) return {{begin, after_end_token(begin, text_.size())}};
+    const std::string until = template_.render(chat_, i + 1, false).text;
+    if (const auto parts = parts_around_results(i, begin, until)) return *parts;
+    return {{begin, after_end_token(begin, end_of(i, begin, until))}};
   }
 
  private:
+  // The place of a message's content: the text around it is the same for any content.
+  struct Content {
+    size_t begin = 0, end = 0;
+  };
+
   [[noreturn]] void fail(size_t i, const char* why) const {
     MOEBIUS_FAIL(input,
                  "{}: expected to find the assistant's message {} in the text of the chat; got a template without {{% "
@@ -44,28 +53,28 @@ class TurnFinder {
     if (text_.starts_with(prompt)) return prompt.size();  // a chat without a prompt ends with a token of its own
     const bool has_header = prompt.size() > before.size() && prompt.starts_with(before);
     auto begin = has_header ? after_header(i, std::string_view(prompt).substr(before.size())) : std::nullopt;
-    if (!begin) begin = as_in_a_shorter_chat(i, before);
+    if (!begin) begin = without_header(i, before);
     if (!begin) fail(i, "that prints the messages before it in another way");
     return *begin;
   }
 
-  // Returns the place of an answer without a header, such as one that follows the result of a tool, if the text from the
-  // content of the message before it to its own is that of a chat which ends with it.
-  std::optional<size_t> as_in_a_shorter_chat(size_t i, const std::string& before) const {
+  // Returns the place of an answer without a header, such as one that follows the result of a tool: what the template
+  // prints before the content of a plain answer, and prints without that answer too. The end of a turn that an answer
+  // continues is not a part of it. Of messages that later ones change, the last before the answer must be the same.
+  std::optional<size_t> without_header(size_t i, const std::string& before) const {
+    Chat plain = chat_;
+    plain.messages.resize(i);
+    plain.messages.push_back(chat_message("assistant", "\x01"));
+    const std::optional<std::string> answered = rendered(plain, i + 1);
+    const size_t at = answered ? answered->rfind('\x01') : std::string::npos;
+    if (at == std::string::npos || before.compare(0, at, *answered, 0, at) != 0) return std::nullopt;
+    if (text_.compare(0, at, before, 0, at) == 0) return at;
     if (i == 0) return std::nullopt;
-    Chat shorter = chat_;
-    shorter.messages.resize(i + 1);
-    const std::string until = template_.render(shorter, i + 1, false).text;
-    const TurnFinder in_shorter(template_, shorter, until);
-    const std::optional<Content> previous = content_of(i - 1), own = content_of(i),
-                                 previous_there = in_shorter.content_of(i - 1), there = in_shorter.content_of(i);
-    if (!previous || !own || !previous_there || !there || previous->end > own->begin) return std::nullopt;
-    const size_t first = previous_there->begin, count = there->begin - std::min(first, there->begin);
-    const bool is_in_order = first <= before.size() && previous_there->end <= before.size() &&
-                             before.size() <= there->begin && until.starts_with(before);
-    if (!is_in_order || own->begin - previous->begin != count) return std::nullopt;
-    if (text_.compare(previous->begin, count, until, first, count) != 0) return std::nullopt;
-    return previous->begin + (before.size() - first);
+    const std::optional<Content> here = content_of(i - 1), there = content_of(i - 1, i, before);
+    if (!here || !there || there->begin > at) return std::nullopt;
+    const size_t count = at - there->begin;
+    if (text_.compare(here->begin, count, before, there->begin, count) != 0) return std::nullopt;
+    return here->begin + count;
   }
 
   // Finds the header of an answer between the content of the message before it and that of the next one. A template may
@@ -84,16 +93,17 @@ class TurnFinder {
     return before->end + at + common_prefix(between.substr(at), header);
   }
 
-  size_t end_of(size_t i, size_t begin) const {
-    if (i + 1 == chat_.messages.size()) return text_.size();
-    const std::string until = template_.render(chat_, i + 1, false).text;
+  size_t end_of(size_t i, size_t begin, const std::string& until) const {
     if (until.size() >= begin && text_.starts_with(until)) return until.size();
     if (const size_t size = without_end_token(until).size();
         size >= begin && text_.starts_with(without_end_token(until)))
       return size;
+    return has_calls(i) ? end_of_calls(i, begin, until) : end_of_content(i, begin, until);
+  }
+
+  bool has_calls(size_t i) const {
     const jinja::Value* calls = chat_.messages[i].dict().find(std::string("tool_calls"));
-    const bool has_calls = calls != nullptr && !(calls->is_list() && calls->items().empty());
-    return has_calls ? end_of_calls(i, begin, until) : end_of_content(i, begin, until);
+    return calls != nullptr && !(calls->is_list() && calls->items().empty());
   }
 
   // A template may print the end-of-text token after the last message alone.
@@ -115,9 +125,7 @@ class TurnFinder {
 
   // Returns what a turn prints after its content in a chat that ends with it.
   std::optional<std::string> rest_of_turn(size_t i, const std::string& until) const {
-    Chat shorter = chat_;
-    shorter.messages.resize(i + 1);
-    const std::optional<Content> content = TurnFinder(template_, shorter, until).content_of(i);
+    const std::optional<Content> content = content_of(i, i + 1, until);
     return content ? std::optional(until.substr(content->end)) : std::nullopt;
   }
 
@@ -139,15 +147,41 @@ class TurnFinder {
     return at + token.size();
   }
 
+  // A template may print the results of tools between the calls of a turn and its content, as those of Gemma 4 do. Then
+  // the turn has two spans. What follows its content in a chat that ends with it may end the calls, and what follows it
+  // in a chat that ends with the results may end the content. Returns nothing for other turns.
+  std::optional<std::vector<jinja::Span>> parts_around_results(size_t i, size_t begin, const std::string& until) const {
+    if (!has_calls(i) || text_.starts_with(until)) return std::nullopt;
+    const std::optional<Content> own = content_of(i), there = content_of(i, i + 1, until);
+    if (!own || !there) return std::nullopt;
+    size_t num_messages = i + 1, first_result = own->begin;
+    for (; num_messages < chat_.messages.size(); ++num_messages) {
+      const std::optional<Content> result = content_of(num_messages);
+      if (!result || result->begin >= own->begin) break;
+      first_result = std::min(first_result, result->begin);
+    }
+    if (num_messages == i + 1) return std::nullopt;
+    const std::string_view text(text_), with_calls = std::string_view(until).substr(0, there->begin);
+    size_t end = first_result;
+    while (end > begin && !with_calls.ends_with(text.substr(begin, end - begin))) --end;
+    if (end <= begin) return std::nullopt;
+    const std::string with_results = template_.render(chat_, num_messages, false).text;
+    const std::optional<Content> last = content_of(i, num_messages, with_results);
+    const auto followed_by = [&](size_t at, std::string_view rest) {
+      return text.substr(at).starts_with(rest) ? at + rest.size() : at;
+    };
+    end = followed_by(end, std::string_view(until).substr(there->end));
+    const size_t own_end = followed_by(own->end, last ? std::string_view(with_results).substr(last->end) : "");
+    return {{{begin, after_end_token(begin, end)}, {own->begin, after_end_token(own->begin, own_end)}}};
+  }
+
   // Returns the place before the text that the next message prints before its content in a chat that ends with it.
   // Returns nothing if there is no such text after `least`.
   std::optional<size_t> end_before_next_header(size_t i, size_t least, const std::string& until) const {
     const std::optional<Content> next = content_of(i + 1);
     if (!next || next->begin <= least) return std::nullopt;
-    Chat shorter = chat_;
-    shorter.messages.resize(i + 2);
-    const std::string with_next = template_.render(shorter, i + 2, false).text;
-    const std::optional<Content> there = TurnFinder(template_, shorter, with_next).content_of(i + 1);
+    const std::string with_next = template_.render(chat_, i + 2, false).text;
+    const std::optional<Content> there = content_of(i + 1, i + 2, with_next);
     if (!there || !with_next.starts_with(until) || there->begin <= until.size()) return std::nullopt;
     const std::string_view header = std::string_view(with_next).substr(until.size(), there->begin - until.size());
     const std::string_view between = std::string_view(text_).substr(least, next->begin - least);
@@ -158,28 +192,25 @@ class TurnFinder {
     fail(i, "that prints its calls of tools in another way when messages follow");
   }
 
-  // The place of a message's content: the text around it is the same for any content.
-  struct Content {
-    size_t begin = 0, end = 0;
-  };
-
-  // Returns nothing for a message without a text, and for a text that the template does not print.
-  std::optional<Content> content_of(size_t i) const {
+  std::optional<Content> content_of(size_t i) const { return content_of(i, chat_.messages.size(), text_); }
+  // The same in `text`, that of the first n messages. Returns nothing for a message without a text, and for a text that
+  // the template does not print.
+  std::optional<Content> content_of(size_t i, size_t n, const std::string& text) const {
     const jinja::Value* content = chat_.messages[i].dict().find(std::string("content"));
     if (content == nullptr || !content->is_text()) return std::nullopt;
     Chat other = chat_;
     auto message = std::make_shared<jinja::Dict>(chat_.messages[i].dict());
     message->set("content", content->text() == "\x01" ? "\x02" : "\x01");
     other.messages[i] = jinja::DictPtr(message);
-    const std::optional<std::string> changed = rendered(other);
-    if (!changed || *changed == text_) return std::nullopt;
-    return Content{common_prefix(text_, *changed), text_.size() - common_suffix(text_, *changed)};
+    const std::optional<std::string> changed = rendered(other, n);
+    if (!changed || *changed == text) return std::nullopt;
+    return Content{common_prefix(text, *changed), text.size() - common_suffix(text, *changed)};
   }
 
-  // Returns nothing for a chat that the template refuses.
-  std::optional<std::string> rendered(const Chat& chat) const {
+  // Returns nothing if the template refuses the first n messages.
+  std::optional<std::string> rendered(const Chat& chat, size_t n) const {
     try {
-      return template_.render(chat, chat.messages.size(), false).text;
+      return template_.render(chat, n, false).text;
     } catch (const Error&) {
       return std::nullopt;
     }
@@ -240,8 +271,11 @@ std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, cons
                 chat.who, turns.size(), whole.generated.size());
   const TurnFinder finder(chat_template, chat, whole.text);
   std::vector<jinja::Span> spans;
-  for (size_t t = 0; t < turns.size(); ++t)
-    if (has_loss(turns[t])) spans.push_back(is_generated ? whole.generated[t] : finder.find(turns[t]));
+  for (size_t t = 0; t < turns.size(); ++t) {
+    if (!has_loss(turns[t])) continue;
+    const std::vector<jinja::Span> found = is_generated ? std::vector{whole.generated[t]} : finder.find(turns[t]);
+    spans.insert(spans.end(), found.begin(), found.end());
+  }
   return spans;
 }
 

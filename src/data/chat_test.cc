@@ -184,6 +184,38 @@ TEST(Chat, AnswersWithoutAHeaderAfterAThoughtThatIsLeftOut) {
             "[<call>f</call>][b</turn>][d</turn>]");
 }
 
+// The templates of Gemma 4 print the results of tools between the calls of a turn and its content. With the later ones an
+// answer after the results continues the turn, and the turn ends once.
+TEST(Chat, ResultsOfToolsInsideATurn) {
+  const auto text = [](const std::string& end_before_an_answer) {
+    return "{% for m in messages %}{% if m.role == 'user' %}<turn>user\n{{ m.content }}</turn>"
+           "{% elif m.role == 'assistant' %}{% set next = messages[loop.index0 + 1] | default({}) %}"
+           "{% if messages[loop.index0 - 1].role == 'user' %}<turn>assistant\n{% endif %}"
+           "{% for c in m.tool_calls or [] %}<call>{{ c }}</call>{% endfor %}"
+           "{% if next.role == 'tool' %}<response>{{ next.content }}</response>{% endif %}{{ m.content }}"
+           "{% if m.tool_calls and next.role != 'tool' %}<response>{% elif next.role == 'tool' and loop.index0 + 2 < messages | length and "
+           "messages[loop.index0 + 2].role == 'assistant' %}" +
+           end_before_an_answer +
+           "{% else %}</turn>{% endif %}{% endif %}{% endfor %}"
+           "{% if add_generation_prompt and messages[-1].role != 'tool' %}<turn>assistant\n{% endif %}";
+  };
+  const auto line = [](const std::string& more) {
+    return R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x", "tool_calls": ["f"]},
+              {"role": "tool", "content": "r"})" +
+           more + "]}";
+  };
+  const std::string answer = R"(, {"role": "assistant", "content": "b"})",
+                    question = R"(, {"role": "user", "content": "c"})";
+  const std::string calls = "[<call>f</call><response>]";
+  for (const char* end : {"</turn>", ""}) {
+    const std::string x = fmt::format("[x{}]", end);
+    EXPECT_EQ(turns(text(end), line("")), calls + "[x</turn>]");
+    EXPECT_EQ(turns(text(end), line(question)), calls + "[x</turn>]");
+    EXPECT_EQ(turns(text(end), line(answer)), calls + x + "[b</turn>]");
+    EXPECT_EQ(turns(text(end), line(answer + question + answer)), calls + x + "[b</turn>][b</turn>]");
+  }
+}
+
 TEST(Chat, TurnsThatCannotBeFoundAreRefused) {
   const auto refuse = [](const std::string& text, const std::string& message) {
     expect_error(ErrorKind::input, message, [&] { turns(text, kTwoTurns); });

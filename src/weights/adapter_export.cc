@@ -92,9 +92,14 @@ std::map<std::string, LayerAs> as_of_layers(const std::vector<std::string>& matr
 // Returns whether transformers 5 gets all of these adapters only if experts are fused.
 bool loses_when_converted(const ModelSpec& model, const std::vector<std::string>& matrices) {
   const auto is_of_expert = [](const std::string& matrix) { return parse_expert_name(matrix + ".weight").has_value(); };
+  const auto is_router = [](const std::string& matrix) { return matrix.ends_with(".mlp.gate"); };
+  // PEFT converts no adapters of this family. Its other linear layers have the same names in both versions.
+  if (model.family == "qwen2_moe")
+    return std::any_of(matrices.begin(), matrices.end(),
+                       [&](const std::string& matrix) { return is_of_expert(matrix) || is_router(matrix); });
   const std::vector<std::string> all = adaptable_matrices(model);
   const auto is_other_mlp = [&](const std::string& matrix) {
-    return matrix.find(".mlp.") != matrix.npos && !matrix.ends_with(".mlp.gate") && !is_of_expert(matrix);
+    return matrix.find(".mlp.") != matrix.npos && !is_router(matrix) && !is_of_expert(matrix);
   };
   const auto layers = as_of_layers(matrices);
   return std::any_of(all.begin(), all.end(), is_of_expert) &&

@@ -23,7 +23,7 @@ WeightsFolder find_weights(const std::string& path) {
   MOEBIUS_CHECK(
       input, !fs::exists(path + "/" + kPeftConfig),
       "model {0}: expected the weights of a model; got only an adapter of PEFT; give its model and --adapter {0} "
-      "to generate and chat, or merge both with moebius import MODEL CHECKPOINT --adapter {0}",
+      "to eval, generate and chat, or merge both with moebius import MODEL CHECKPOINT --adapter {0}",
       path);
   MOEBIUS_FAIL(input,
                "model {}: expected a Hugging Face folder (config.json), a checkpoint (manifest.json) or a run's folder "

@@ -328,7 +328,7 @@ TEST_F(Chats, TheGuideAdaptsAModelToChats) {
     EXPECT_EQ(ran.code, 0) << line << ": " << ran.err;
     ++done;
   }
-  EXPECT_EQ(done, 7);
+  EXPECT_EQ(done, 8);
   for (const char* made : {"Adapter/adapter_config.json", "Tuned/config.json", "Merged/manifest.json"})
     EXPECT_TRUE(std::filesystem::exists(dir_.path(made))) << made;
 }
