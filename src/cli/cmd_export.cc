@@ -33,9 +33,9 @@ int run_adapter(Log& log, const Options& o) {
     fmt::print("exported {} tensors of adapters, {}, to {}\n", r.num_tensors, bytes_text(r.bytes), spec.out);
   if (r.needs_fused_experts)
     log.warn(
-        "{} is for transformers 4: with transformers 5, PEFT loses or refuses adapters of MLPs that are not routed "
-        "experts, of gate or up alone, and, in qwen2_moe, of routed experts and routers; --fused-experts writes a form "
-        "for transformers 5",
+        "{} is for transformers 4. With transformers 5, PEFT loses or refuses adapters of MLPs that are not routed "
+        "experts, those of gate or up alone, and those of routed experts and routers of qwen2_moe. --fused-experts "
+        "writes a form for transformers 5",
         spec.out);
   return 0;
 }

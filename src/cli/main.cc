@@ -121,7 +121,7 @@ void check_command_is_known(const CLI::App& app, int argc, char** argv) {
   std::string hint = other_command_hint(word);
   const std::string near = nearest_if_near(word, names);
   if (hint.empty() && !near.empty()) hint = fmt::format("did you mean {}? ", near);
-  MOEBIUS_FAIL(usage, "unknown command {}; {}moebius --help lists them", word, hint);
+  MOEBIUS_FAIL(usage, "unknown command {}; {}moebius --help lists all commands", word, hint);
 }
 
 // If the process of a rank is killed, launchers of MPI end all ranks with a code of their own,

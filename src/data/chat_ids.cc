@@ -32,7 +32,7 @@ class TurnFinder {
   }
 
  private:
-  // The place of a message's content: the text around it is the same for any content.
+  // The place of a message's content in a text. The text around it is the same for any content.
   struct Content {
     size_t begin = 0, end = 0;
   };
@@ -60,7 +60,8 @@ class TurnFinder {
 
   // Returns the place of an answer without a header, such as one that follows the result of a tool: what the template
   // prints before the content of a plain answer, and prints without that answer too. The end of a turn that an answer
-  // continues is not a part of it. Of messages that later ones change, the last before the answer must be the same.
+  // continues is not a part of it. If later messages change how earlier ones are printed, the message just before the
+  // answer must still be printed alike.
   std::optional<size_t> without_header(size_t i, const std::string& before) const {
     Chat plain = chat_;
     plain.messages.resize(i);
@@ -148,8 +149,9 @@ class TurnFinder {
   }
 
   // A template may print the results of tools between the calls of a turn and its content, as those of Gemma 4 do. Then
-  // the turn has two spans. What follows its content in a chat that ends with it may end the calls, and what follows it
-  // in a chat that ends with the results may end the content. Returns nothing for other turns.
+  // the turn has two spans. The first may end with the text that follows the content in a chat of the messages up to this
+  // turn, and the second with the text that follows the content in a chat that ends with the results. Returns nothing for
+  // other turns.
   std::optional<std::vector<jinja::Span>> parts_around_results(size_t i, size_t begin, const std::string& until) const {
     if (!has_calls(i) || text_.starts_with(until)) return std::nullopt;
     const std::optional<Content> own = content_of(i), there = content_of(i, i + 1, until);

@@ -217,8 +217,8 @@ struct Notices {
     }
     if (num_lost > 0) {
       text += fmt::format(
-          "{}{} of text {} left out, since the tokenizer has no token for them; the first are in {}; a byte-level "
-          "tokenizer is trained with the whole alphabet of bytes",
+          "{}{} of text {} left out, since the tokenizer has no token for them; the first are in {}; use a "
+          "tokenizer that was trained with all 256 bytes in its alphabet",
           text.empty() ? "" : "; ", counted(num_lost, "byte"), num_lost == 1 ? "is" : "are", lost);
     }
     return text;
@@ -322,10 +322,11 @@ void check_tokenizer(const std::string& prefix, const std::string& name, const s
 
 void check_vocabulary(const std::string& prefix, int64_t vocab_size, const std::string& who) {
   const auto info = read_dataset_info(prefix);
-  MOEBIUS_CHECK(input, !info || info->largest_id < vocab_size,
-                "{}: {}: expected ids in [0, {}), the model's vocabulary; got {}, by {}.json; use the tokenizer of the "
-                "model, or a larger vocab_size",
-                who, prefix, vocab_size, info->largest_id, prefix);
+  MOEBIUS_CHECK(
+      input, !info || info->largest_id < vocab_size,
+      "{}: {}: expected token ids in [0, {}), the model's vocabulary; got {} as the largest id in {}.json; build "
+      "the dataset with the model's tokenizer, or set a larger model.vocab_size",
+      who, prefix, vocab_size, info->largest_id, prefix);
 }
 
 }  // namespace moebius

@@ -72,8 +72,9 @@ TEST(DataBuild, ADatasetWithIdsOutsideTheModelIsRefusedAsAWhole) {
   build(/*append_eod=*/true);
   EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 257, "data.train"));
   expect_error(ErrorKind::input,
-               "data.train: " + dir.path("p") + ": expected ids in [0, 256), the model's vocabulary; got 256, by " +
-                   dir.path("p") + ".json; use the tokenizer of the model, or a larger vocab_size",
+               "data.train: " + dir.path("p") +
+                   ": expected token ids in [0, 256), the model's vocabulary; got 256 as the largest id in " +
+                   dir.path("p") + ".json; build the dataset with the model's tokenizer",
                [&] { check_vocabulary(dir.path("p"), 256, "data.train"); });
   build(/*append_eod=*/false);
   EXPECT_NO_THROW(check_vocabulary(dir.path("p"), 'c' + 1, "data.train"));

@@ -452,7 +452,8 @@ TEST(TensorSource, RefusesEightBitFloatsWithoutTheirScales) {
          "expected a quantization_config of quant_method \"fp8\" in config.json, since \"w\" is f8_e4m3");
   refuse({}, true, "expected the scales \"w_scale_inv\" of an f8_e4m3 tensor; got none; fetch them");
   refuse({2, 3}, true,
-         "expected f32, bf16 or f16 [2, 2] for \"w_scale_inv\", one scale for each block of 2 x 3; got f32 [2, 3]");
+         "expected f32, bf16 or f16 [2, 2] for \"w_scale_inv\", one scale for each block of 2 x 3; got f32 [2, 3]; "
+         "correct weight_block_size in config.json, or fetch the folder again");
   const TestDir dir;
   write_config(dir);
   const std::vector<uint8_t> packed(2 * 6 * 5);

@@ -45,9 +45,10 @@ TensorSource scaled(TensorSource source, const HfFolder& folder) {
   const bool is_float = scale->dtype == DType::f32 || scale->dtype == DType::bf16 || scale->dtype == DType::f16;
   MOEBIUS_CHECK(
       input, is_float && scale->shape == want,
-      "model weights: expected f32, bf16 or f16 {} for \"{}\", one scale for each block of {} x {}; got {} {}",
-      text_of(want), source.scale_name, source.packing.block_rows, source.packing.block_cols, name_of(scale->dtype),
-      text_of(scale->shape));
+      "model folder {}: expected f32, bf16 or f16 {} for \"{}\", one scale for each block of {} x {}; got {} {}; "
+      "correct weight_block_size in config.json, or fetch the folder again",
+      folder.dir(), text_of(want), source.scale_name, source.packing.block_rows, source.packing.block_cols,
+      name_of(scale->dtype), text_of(scale->shape));
   source.dtype = DType::f32;
   return source;
 }

@@ -237,7 +237,7 @@ TEST(CliData, BuildsInfoAndEvaluates) {
   const std::vector<std::string> eval{"eval", kCase,     "--data", "set",     "--seq-len",
                                       "8",    "--batch", "4",      "--dtype", "f32"};
   expect_refused(run_moebius(dir, eval), 3,
-                 "--data: set: expected ids in [0, 97), the model's vocabulary; got 256, by");
+                 "--data: set: expected token ids in [0, 97), the model's vocabulary; got 256 as the largest id in");
   // Datasets that were built earlier do not say their largest id.
   auto sidecar = read_json(dir.path("set.json"));
   sidecar.erase("largest_id");

@@ -7,10 +7,10 @@ namespace {
 TEST(CliCommands, UnknownOnesAreNamed) {
   TestDir dir;
   expect_refused(run_moebius(dir, {"trian", "x.toml"}), 2, "unknown command trian; did you mean train?");
-  expect_refused(run_moebius(dir, {"frobnicate"}), 2, "unknown command frobnicate; moebius --help lists them");
+  expect_refused(run_moebius(dir, {"frobnicate"}), 2, "unknown command frobnicate; moebius --help lists all commands");
   expect_refused(run_moebius(dir, {"merge", "a", "b"}), 2,
                  "unknown command merge; here that is moebius export RUN, or moebius import MODEL CHECKPOINT --adapter "
-                 "ADAPTER; moebius --help lists them");
+                 "ADAPTER; moebius --help lists all commands");
   expect_refused(run_moebius(dir, {"evaluate"}), 2, "here that is moebius eval; ");
 }
 

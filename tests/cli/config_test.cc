@@ -110,8 +110,9 @@ TEST(CliConfig, PrintsWhatTrainWouldRefuse) {
               testing::HasSubstr("data.tokenizer must be \\\"bytes\\\" or a folder with a tokenizer.json"));
   EXPECT_THAT(missing({"data.tokenizer=" MOEBIUS_SOURCE_DIR "/tests/golden/data/tokenizers/qwen2"}),
               testing::HasSubstr("data.tokenizer: set: expected the tokenizer that built the dataset"));
-  EXPECT_THAT(missing({"model.vocab_size=200"}),
-              testing::HasSubstr("model.vocab_size: set: expected ids in [0, 200), the model's vocabulary; got 256"));
+  EXPECT_THAT(
+      missing({"model.vocab_size=200"}),
+      testing::HasSubstr("model.vocab_size: set: expected token ids in [0, 200), the model's vocabulary; got 256"));
   EXPECT_THAT(missing({"model.init_from=nodir"}), testing::HasSubstr("model nodir: expected a folder"));
 }
 

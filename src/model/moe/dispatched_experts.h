@@ -111,7 +111,7 @@ class DispatchedExperts final : public RoutedExperts {
   Dispatched receive_grads_in_parts(Step& step, Tensor dweight_R, const SplitDispatcher::Parts& parts, Saved& saved,
                                     const ConcurrentWork& concurrent) const;
   Dispatched hold_grads(Step& step, const Dispatched& grads, Saved& saved) const;  // for backward_weight
-  // Sends the rows of x again with batch_split, and recomputes h, which overlaps with it except for the last part.
+  // With batch_split: sends the rows of x again, and recomputes h of each part while the next one is sent.
   Dispatched recompute_h_in_parts(Step& step, const SplitDispatcher::Parts& parts, Saved& saved) const;
   // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
   void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,

@@ -6,9 +6,9 @@ namespace {
 
 using Parts = SplitDispatcher::Parts;
 
-// Sends the parts of other ranks one after another, and computes the part before each of them meanwhile, first this
-// rank's own rows. compute(part) is left to the caller for the last part.
-//   send(of, is_last)   of: the distances to send; own_too: with the first part this rank also gets its own rows
+// Sends the parts of other ranks one after another. While a part is sent, the part before it is computed, and this rank's
+// own rows while the first one is. The caller computes the last part.
+// send(of, is_last) sends the rows at the distances `of`. With own_too the first call also copies this rank's own rows.
 template <class Send, class Compute>
 void send_beside_products(Step& step, const Parts& parts, bool own_too, int multiprocessors, const Send& send,
                           const Compute& compute) {

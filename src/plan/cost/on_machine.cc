@@ -19,7 +19,7 @@ RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system) {
 
 DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine) {
   const int64_t reached = machine.of_rank(run.threads).ranks_of_windows();
-  const std::string source = fmt::format("machine {}, {} ranks of a domain on a host", machine.name, reached);
+  const std::string source = fmt::format("{}: {} ranks of a domain are on one host", machine.name, reached);
   return resolve_dispatcher(run, reach_on_machines(run.parallel, ranks, reached, source));
 }
 
