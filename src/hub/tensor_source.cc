@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "core/error.h"
 #include "hub/fused_experts.h"
+#include "io/convert_elements.h"
 
 namespace moebius {
 namespace {
@@ -70,21 +70,6 @@ void check_scales(const TensorSource& source, const std::vector<float>& scale, c
                   "blocks that are not all 0; got 0; fetch them again",
                   source.scale_name);
   }
-}
-
-template <class T>
-std::vector<float> read_as_f32(const HfFolder& folder, const std::string& name, int64_t first, int64_t count) {
-  constexpr auto kSize = static_cast<int64_t>(sizeof(T));
-  std::vector<T> values(count);
-  folder.read(name, first * kSize, (first + count) * kSize, reinterpret_cast<char*>(values.data()));
-  std::vector<float> result(count);
-  std::transform(values.begin(), values.end(), result.begin(), [](T x) {
-    if constexpr (std::is_same_v<T, bf16>)
-      return to_f32(x);
-    else
-      return static_cast<float>(x);
-  });
-  return result;
 }
 
 // Rows that begin at a block, or are inside one block; of all columns.
@@ -297,15 +282,13 @@ void read_mxfp4_blocks(const HfFolder& folder, const TensorSource& s, uint8_t* d
 }  // namespace
 
 std::vector<float> read_scales(const HfFolder& folder, const std::string& name, int64_t first, int64_t count) {
-  switch (folder.at(name).dtype) {
-    case DType::bf16:
-      return read_as_f32<bf16>(folder, name, first, count);
-    case DType::f16:
-      return read_as_f32<_Float16>(folder, name, first, count);
-    default:
-      MOEBIUS_ASSERT(folder.at(name).dtype == DType::f32);
-      return read_as_f32<float>(folder, name, first, count);
-  }
+  const DType dtype = folder.at(name).dtype;
+  const int64_t size = size_of(dtype);
+  std::vector<char> stored(count * size);
+  folder.read(name, first * size, (first + count) * size, stored.data());
+  std::vector<float> scales(count);
+  convert_elements(scales.data(), DType::f32, stored.data(), dtype, count, name);
+  return scales;
 }
 
 TensorSource locate_tensor(const HfFolder& folder, HfFamily family, const WantedTensor& wanted) {

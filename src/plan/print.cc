@@ -101,16 +101,14 @@ std::string not_predicted_text(const Prediction& p, const RunSpec& run) {
   return text;
 }
 
-std::string dispatcher_text(const DispatcherChoice& choice) {
-  return fmt::format("  dispatcher {}: {}\n", choice.name, choice.reason);
-}
-
 std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine,
                          const Assumptions& assume) {
   std::string text = "assumed\n  " + to_string(assume) + "\n" + not_predicted_text(p, run);
   const bool is_chosen = run.parallel.dispatcher == DispatcherKind::automatic && run.parallel.ep * run.parallel.etp > 1;
-  if (is_chosen && assume.system == PlanSystem::moebius)
-    text += dispatcher_text(dispatcher_on(run_on(run, machine), p.ranks, machine));
+  if (is_chosen && assume.system == PlanSystem::moebius) {
+    const DispatcherChoice choice = dispatcher_on(run_on(run, machine), p.ranks, machine);
+    text += fmt::format("  dispatcher {}: {}\n", choice.name, choice.reason);
+  }
   if (!p.is_gpu)
     text += fmt::format("  {} threads per rank, {:.0f} ranks per host\n", p.threads,
                         machine.of_rank(p.threads).domain_ranks);

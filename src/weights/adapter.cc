@@ -10,6 +10,7 @@
 #include "checkpoint/reader.h"
 #include "hub/hf_folder.h"
 #include "hub/peft.h"
+#include "io/convert_elements.h"
 #include "io/files.h"
 #include "model/lora/adapter_params.h"
 #include "model/lora/shared_a.h"

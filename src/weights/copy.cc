@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "core/error.h"
+#include "io/convert_elements.h"
 #include "io/files.h"
 
 namespace moebius {

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "core/error.h"
+#include "io/convert_elements.h"
 
 namespace moebius {
 namespace {

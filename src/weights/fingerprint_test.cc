@@ -1,4 +1,5 @@
 #include "weights/fingerprint.h"
+#include "io/convert_elements.h"
 
 #include <cstring>
 #include <map>

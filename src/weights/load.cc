@@ -4,6 +4,7 @@
 #include <map>
 
 #include "checkpoint/reader.h"
+#include "io/convert_elements.h"
 #include "io/json_text.h"
 #include "model/layers/precision_of.h"
 #include "ops/elementwise/elementwise.h"

@@ -1,4 +1,5 @@
 #include "weights/load.h"
+#include "io/convert_elements.h"
 
 #include <cmath>
 #include <cstring>

@@ -79,12 +79,8 @@ std::unique_ptr<WeightsReader> open_hugging_face(const std::string& folder, cons
 // Checks bytes against their hashes as they are read.
 std::unique_ptr<WeightsReader> open_checkpoint(const std::string& folder, const ModelCatalog& catalog);
 
-// Converts n elements, rounding to nearest even. to: f32 or bf16, on the stream's device.
-// from: f32, bf16, f16 or f64, in host memory.
-// Throws Error{input} that names `who` for any other dtype of from.
+// The same as convert_elements() of io, to a tensor on the stream's device.
 void convert_elements(Stream& s, const Tensor& to, const void* from, DType from_dtype, const std::string& who);
-// The same on the host: n elements of to_dtype (f32 or bf16).
-void convert_elements(void* to, DType to_dtype, const void* from, DType from_dtype, int64_t n, const std::string& who);
 
 // Returns whether a tensor is state of training that a model does not need: a run
 // starts without it.

@@ -5,6 +5,7 @@
 
 #include "core/rng.h"
 #include "hub/hf_names.h"
+#include "io/convert_elements.h"
 
 namespace moebius {
 namespace {

@@ -355,56 +355,44 @@ TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
   }
 }
 
-// A call moves the rows at its distances and no others. Rows that arrive are those of the calls so far.
 class PartsOfDispatchTest : public DispatchTest {
  protected:
-  int64_t distance(int64_t from, int64_t to) const { return (to - from + c().W()) % c().W(); }
+  // Calls call(q, of) for all ranks and one part after another. Each call moves the rows at its distances and no others:
+  // rows_at[q] come to `array` of rank q, and is_back tells that they return to the rank of their token.
+  template <class Call>
+  void expect_parts(int array, const std::vector<std::vector<Arrival>>& rows_at, bool is_back, const Call& call) {
+    const int64_t W = c().W();
+    RowDistances before{.first = 0, .end = 0};
+    for (const RowDistances& of : c().parts()) {
+      std::vector<int64_t> sent(W);  // rows for other ranks, in this call
+      for (int64_t q = 0; q < W; ++q) {
+        sent_now(q);
+        call(q, of);
+      }
+      for (int64_t q = 0; q < W; ++q) {
+        for (int64_t i = 0; i < std::ssize(rows_at[q]); ++i) {
+          const int64_t from = rows_at[q][i].from, distance = ((is_back ? from - q : q - from) + W) % W;
+          const bool is_there = before.has(distance) || of.has(distance);
+          ASSERT_NE(is_poison(ranks_[q]->at(array), i), is_there) << "row " << i << " of rank " << q;
+          sent[from] += from != q && of.has(distance) ? 1 : 0;
+        }
+      }
+      for (int64_t q = 0; q < W; ++q)
+        EXPECT_EQ(sent_now(q), static_cast<double>(sent[q] * c().D * size_of(c().dtype))) << "rank " << q;
+      before.end = of.end;
+    }
+  }
 };
 
 TEST_P(PartsOfDispatchTest, ACallPushesTheRowsAtItsDistances) {
   announce();
-  const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
-  int64_t begin = 0;  // the distances of the calls so far, and of this one
-  for (const RowDistances& of : c().parts()) {
-    std::vector<int64_t> rows_for_others(c().W());
-    for (int64_t q = 0; q < c().W(); ++q) {
-      sent_now(q);
-      push_part(q, Rank::tokens, ranks_[q]->x.tensor(), of);
-    }
-    for (int64_t q = 0; q < c().W(); ++q) {
-      for (int64_t i = 0; i < std::ssize(arrivals_[q]); ++i) {
-        const int64_t from = arrivals_[q][i].from, d = distance(from, q);
-        ASSERT_EQ(is_poison(ranks_[q]->at(Rank::tokens), i), d >= of.end) << "row " << i << " of rank " << q;
-        rows_for_others[from] += d > 0 && d >= begin && d < of.end ? 1 : 0;
-      }
-    }
-    for (int64_t q = 0; q < c().W(); ++q)
-      EXPECT_EQ(sent_now(q), static_cast<double>(rows_for_others[q]) * row_bytes) << "rank " << q;
-    begin = of.end;
-  }
+  expect_parts(Rank::tokens, arrivals_, /*is_back=*/false,
+               [&](int64_t q, const RowDistances& of) { push_part(q, Rank::tokens, ranks_[q]->x.tensor(), of); });
 }
 
 TEST_P(PartsOfDispatchTest, ACallReturnsTheRowsAtItsDistances) {
   compute();
-  const double row_bytes = static_cast<double>(c().D * size_of(c().dtype));
-  int64_t begin = 0;
-  for (const RowDistances& of : c().parts()) {
-    std::vector<int64_t> rows_for_others(c().W());
-    for (int64_t q = 0; q < c().W(); ++q) {
-      sent_now(q);
-      return_part(q, of);
-    }
-    for (int64_t q = 0; q < c().W(); ++q) {
-      for (int64_t b = 0; b < std::ssize(returns_[q]); ++b) {
-        const int64_t from = returns_[q][b].from, d = distance(q, from);  // the row went from q to `from`
-        ASSERT_EQ(is_poison(ranks_[q]->at(Rank::back), b), d >= of.end) << "row " << b << " of rank " << q;
-        rows_for_others[from] += d > 0 && d >= begin && d < of.end ? 1 : 0;
-      }
-    }
-    for (int64_t q = 0; q < c().W(); ++q)
-      EXPECT_EQ(sent_now(q), static_cast<double>(rows_for_others[q]) * row_bytes) << "rank " << q;
-    begin = of.end;
-  }
+  expect_parts(Rank::back, returns_, /*is_back=*/true, [&](int64_t q, const RowDistances& of) { return_part(q, of); });
 }
 
 // A rank's experts give rows of their own, and these return as sums.
