@@ -173,7 +173,7 @@ TEST_P(BlockScaledExpertsTest, EqualsTheReference) { expect_reference(run()); }
 TEST_P(BlockScaledExpertsTest, AnyNumberOfBlocksHasTheSameBits) {
   if (s_.device() != DeviceKind::cuda) GTEST_SKIP() << "blocks are a GPU's";
   const std::vector<Array> first = run().all(), again = run().all();
-  for (const int blocks : {2, 6}) {
+  for (const int blocks : {2, 7}) {
     const BlockLimitScope few(s_, blocks);
     const std::vector<Array> by_few = run().all();
     for (size_t i = 0; i < first.size(); ++i) {

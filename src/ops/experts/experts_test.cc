@@ -168,7 +168,7 @@ TEST(Experts, OfFewRowsAmongManyExpertsEqualTheReference) {
 TEST_P(ExpertsOfFewBlocksTest, EqualTheReference) {
   Problem p(c());
   const Outputs all = run_all_expert_ops(s_, p);
-  for (const int blocks : {2, 6, 116}) {
+  for (const int blocks : {2, 7, 116}) {
     SCOPED_TRACE(fmt::format("{} blocks", blocks));
     const BlockLimitScope few(s_, blocks);
     const Outputs o = run_all_expert_ops(s_, p);

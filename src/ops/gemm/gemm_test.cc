@@ -396,6 +396,27 @@ TEST(QuantisedGemm, ScalesOfTensorsEqualTheReferenceOnEachDevice) {
     expect_products_of_reference({ScaleLayout::per_tensor, ScaleLayout::per_tensor, of_x, DType::f8_e5m2});
 }
 
+// A rank may have no tokens: then y has no rows, and dW sums over none.
+TEST(QuantisedGemm, WithoutTermsGivesZerosOrKeepsC) {
+  const int64_t n = 16, k = 32;
+  const ProductFormat blocks{ScaleLayout::row_blocks, ScaleLayout::square_blocks, DType::f8_e4m3, DType::f8_e4m3},
+      tensors{ScaleLayout::per_tensor, ScaleLayout::per_tensor, DType::f8_e4m3, DType::f8_e5m2};
+  for (const ProductFormat& format : {blocks, tensors}) {
+    testing::on_each_device([&](Stream& s) {
+      const testing::QuantisedArray dy_q({n, 0}, format.of_dy, format.rows, true),
+          xt_q({k, 0}, DType::f8_e4m3, format.weights, true);
+      for (const bool accumulate : {false, true}) {
+        Array dw = accumulate ? Array::normal({n, k}, DType::f32, 5) : Array::poisoned({n, k}, DType::f32);
+        const Values want = accumulate ? dw.values() : Values(n * k, 0.0);
+        gemm(
+            s,
+            {.c_MN = dw.tensor(), .a = dy_q.operand(), .b = xt_q.operand(), .trans_a = true, .accumulate = accumulate});
+        EXPECT_EQ(dw.values(), want);
+      }
+    });
+  }
+}
+
 TEST(QuantisedGemm, RefusesDataNotQuantisedAlongTheSum) {
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);

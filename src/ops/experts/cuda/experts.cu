@@ -1,6 +1,7 @@
 // Chooses the kernel that runs an expert op, and checks what it requires.
 #include "ops/experts/cuda/experts.h"
 
+#include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
 #include "ops/experts/experts_backends.h"
@@ -155,6 +156,10 @@ void expert_wgrad(Stream& s, const ExpertWgrad& a) {
                                    .offsets_e1 = a.rows.offsets_e1,
                                    .accumulate = a.accumulate},
                                   "expert_wgrad");
+  }
+  if (a.left_RM.data.empty() || a.right_RN.data.empty()) {  // no rows: every sum is zero
+    if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.dw_eMN.data, 0, a.dw_eMN.num_bytes(), cuda_stream(s)));
+    return;
   }
   const Path path = choose_path(s, "expert_wgrad", a, a.left_RM.data, a.dw_eMN);
   MOEBIUS_CHECK(usage, path == Path::sm90 || a.dw_eMN.dtype == DType::f32,

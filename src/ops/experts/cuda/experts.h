@@ -55,8 +55,8 @@ void expert_down_few_rows(Stream& s, const ExpertDown& a);
 }  // namespace sm80
 
 // takes() looks at shapes, dtypes and addresses only, so its answer is the same in every step.
-// Beyond the contract of experts.h: without offsets there is one expert, and all rows are its own;
-// without weights of rows d_expert_down uses weights of 1, computes no dweight, and needs no scratch.
+// Beyond the contract of experts.h: without offsets there is one expert, and all rows are its own; expert_wgrad alone
+// needs offsets. Without weights of rows d_expert_down uses weights of 1, computes no dweight, and needs no scratch.
 namespace sm90 {
 bool takes(const ExpertUp& a);
 bool takes(const ExpertDown& a);

@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads) wgrad_kernel(Wgrad<T> p) {
   }
 }
 
-// Calls fn.operator()<T, storage> with the element type on the device and that of the tensors.
+// Calls fn(T()) with the element type of tensors of this dtype.
 template <class Fn>
 void with_device_type(DType dtype, Fn&& fn) {
   if (dtype == DType::bf16) return fn(__nv_bfloat16{});

@@ -1,17 +1,17 @@
 // expert_wgrad by wgmma: k runs over the rows of an expert, so both operands are MN-major.
 //
-// One side is gathered row by row (dout for dw2, x for dw1); the other is read in place by TMA. A tile is 128 columns
-// of the gathered side by 256 of the other, and either of them can be the left one. A cluster is two blocks with the
-// same 256 columns and neighbouring 128s. Each loads half of the 256 columns for both.
-//   producer   a warpgroup: the gathered side by cp.async, the other by TMA; the last rows of an expert, fewer than
-//              kDepth, by cp.async on both sides, with zeros after them (the memory there may hold NaN). It alone walks
-//              the tiles; the next tile and what its first steps read are looked up while this one is loaded
-//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
-//              first slot
-// Half of the work of adding a tile to dw is done between the products of two tiles, and the rest between the K steps
-// of the next tile: sm90/expert_wgrad_adder.h, and sm90/expert_wgrad_rounder.h for a dw in bf16. Experts are processed by falling row count, which balances the load of
-// the blocks.
-#include "device/block_limit.h"
+// One side is gathered row by row (dout for dw2, x for dw1). The other, the plain side, is read in place by TMA. A tile
+// is 128 columns of the gathered side by 256 of the plain one, and either side can be the left one. The two blocks of a
+// cluster have the same 256 columns and neighbouring 128s, and each loads half of the 256 columns for both.
+//   producer   a warpgroup, which alone walks the tiles: the gathered side by cp.async, the plain one by TMA. The last
+//              rows of an expert, fewer than kDepth, come by cp.async on both sides, with zeros after them: the memory
+//              there may hold NaN. The next tile, and what its first steps read, are looked up while this one is loaded
+//   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need to know of a tile is a note
+//              beside its first slot
+//
+// Half of a tile is added to dw between its product and the next one, and the rest between the K steps of the next one
+// (expert_wgrad_adder.h; expert_wgrad_rounder.h where dw is bf16). The experts with the most rows come first, which
+// balances the load of the blocks.
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/experts_desc.h"
@@ -440,7 +440,7 @@ void launch(Stream& s, const ExpertWgrad& a) {
                         : left_first ? expert_wgrad_kernel<L, true, true, kRounds>
                                      : expert_wgrad_kernel<L, true, false, kRounds>;
   if (!a.accumulate) clear_idle_experts(s, a.dw_eMN, a.rows.offsets_e1);
-  kernel<<<limited_blocks(s, num_blocks), L::kThreads, sizeof(typename L::Shared), cuda_stream(s)>>>(
+  kernel<<<blocks_in_clusters(s, num_blocks), L::kThreads, sizeof(typename L::Shared), cuda_stream(s)>>>(
       map_of<L>(gathered), map_of<L>(plain), map_of_dw(a.dw_eMN, left_first), p);
   check_launch("expert_wgrad");
 }

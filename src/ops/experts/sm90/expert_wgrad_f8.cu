@@ -433,7 +433,7 @@ void launch(Stream& s, const WgradProductF8& a, const char* who) {
   p.clusters_down = static_cast<int32_t>(div_ceil(M, 2 * kConfig.tile_m));
   p.across = static_cast<int32_t>(div_ceil(N, kConfig.tile_n));
   if constexpr (Op::kCutsK) cut_tiles(p, a);
-  const int blocks = limited_blocks(s, op_state<WgradLaunch<Op>>(s).blocks);
+  const int blocks = blocks_in_clusters(s, op_state<WgradLaunch<Op>>(s).blocks);
   expert_wgrad_f8_kernel<Op><<<blocks, kConfig.threads, WgradShared<kConfig>::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);
   if constexpr (Op::kCutsK) {

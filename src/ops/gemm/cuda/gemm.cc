@@ -452,11 +452,11 @@ bool run_cublas_lt(Stream& s, const Gemm& a) {
 }
 
 void gemm_without_bias(Stream& s, const Gemm& a) {
-  if (!a.a.is_plain()) return quantised_gemm(s, a);
-  if (sizes_of(a).k == 0) {
+  if (a.a.data.empty()) {  // K is 0, since c is not empty
     if (!a.accumulate) MOEBIUS_CUDA(cudaMemsetAsync(a.c_MN.data, 0, a.c_MN.num_bytes(), cuda_stream(s)));
     return;
   }
+  if (!a.a.is_plain()) return quantised_gemm(s, a);
   if (run_cublas_lt(s, a)) return;
   if (a.a.data.dtype == DType::bf16)
     note_fallback_kernel(s, "gemm",

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/tensor.h"
-#include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/grouped_gemm/sm90/kernel.h"
 #include "ops/grouped_gemm/sm90/tiles.h"
@@ -48,7 +47,7 @@ inline CUtensorMap mn_major_weights_map(const Tensor& t, const GroupedGemmConfig
 }
 
 // Appends the K steps of the product of rows [R, L] with other weights to that of p, whose num_k is set. Empty weights:
-// none. map_of(w): the map of weights, as b is made.
+// none. map_of(w) returns the map of weights w, in the boxes of p.b.
 template <class Params, class MapOf>
 void add_product(Params& p, const Tensor& rows_RL, const Tensor& w, const MapOf& map_of) {
   if (w.empty()) return;
@@ -73,7 +72,7 @@ struct GroupedLaunch {
 
 template <class Op>
 void launch_grouped(Stream& s, const typename Op::Params& p, const char* who) {
-  const int blocks = limited_blocks(s, op_state<GroupedLaunch<Op>>(s).blocks);
+  const int blocks = sm90::blocks_in_clusters(s, op_state<GroupedLaunch<Op>>(s).blocks);
   grouped_gemm_kernel<Op><<<blocks, Op::kConfig.threads, GemmShared<Op::kConfig>::kBytes, cuda_stream(s)>>>(p);
   check_launch(who);
 }

@@ -4,9 +4,11 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "core/tensor.h"
+#include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 
 namespace moebius::cuda::sm90 {
@@ -27,7 +29,7 @@ inline bool rows_are_aligned(std::initializer_list<Tensor> matrices) {
 }
 
 // Returns the number of blocks: one per multiprocessor, in whole clusters of two. Allows the kernel
-// that much shared memory.
+// shared_bytes of shared memory.
 inline int persistent_blocks(const void* kernel, int shared_bytes) {
   int device = 0, num = 0;
   MOEBIUS_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
@@ -35,6 +37,9 @@ inline int persistent_blocks(const void* kernel, int shared_bytes) {
   MOEBIUS_CUDA(cudaDeviceGetAttribute(&num, cudaDevAttrMultiProcessorCount, device));
   return num / 2 * 2;
 }
+
+// Returns the blocks of a launch: whole clusters of two, within the limit on blocks if that allows one.
+inline int blocks_in_clusters(const Stream& s, int blocks) { return std::max(2, limited_blocks(s, blocks) / 2 * 2); }
 
 struct GridStep {
   int row, col;
