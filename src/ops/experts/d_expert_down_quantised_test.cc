@@ -143,6 +143,48 @@ TEST_P(DExpertDownQuantisedTest, ReadsPackedRows) {
   }
 }
 
+// Without the gradients in bf16 and without transposes, on the GPU.
+DExpertDownQuantised rows_only(testing::GpuTensors& on_gpu, const Operand& dout, const Operand& w2, const Tensor& h,
+                               const Tensor& weight, const Rows& rows) {
+  const int64_t R = h.dim(0), F = h.dim(1) / 2;
+  return {.dh_rows = on_gpu.quantised({R, 2 * F}, ScaleLayout::row_blocks),
+          .dweight_R = on_gpu.take({R}, DType::f32),
+          .dout_TD = dout,
+          .w2_eDF = w2,
+          .h_R2F = h,
+          .weight_R = weight,
+          .rows = rows,
+          .g_RF = on_gpu.take({R, F}, DType::bf16),
+          .scratch = on_gpu.take({R * F / kGroupAlign}, DType::f32)};
+}
+
+// A grid has at most 65535 blocks in its second dimension. The rows, 128 in each, need more: the last ones have the bytes
+// that they have alone.
+TEST(DExpertDownQuantised, TakesMoreRowsThanTheSecondDimensionOfAGrid) {
+  if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
+  ThreadPool pool(2);
+  Stream s(*testing::accelerator(), pool);
+  testing::GpuTensors on_gpu(s);
+  constexpr int64_t T = 64, D = 128, F = 128, tail_begin = int64_t{65535} * 128, R = tail_begin + 168;
+  const Operand dout = on_gpu.quantised({T, D}, ScaleLayout::row_blocks),
+                w2 = on_gpu.quantised({1, F, D}, ScaleLayout::square_blocks, true);
+  quantize(s, {.q = dout, .x_RC = on_gpu.normal({T, D}, DType::bf16)});
+  quantize(s, {.q = w2, .x_RC = on_gpu.normal({1, D, F}, DType::bf16)});
+  std::vector<int32_t> tokens(R);
+  for (int64_t r = 0; r < R; ++r) tokens[r] = static_cast<int32_t>(r * 7 % T);
+  const Tensor h = on_gpu.normal({R, 2 * F}, DType::bf16), weight = on_gpu.normal({R}, DType::f32),
+               token = on_gpu.of_ints(tokens);
+  const DExpertDownQuantised all = rows_only(on_gpu, dout, w2, h, weight, {on_gpu.of_ints({0, int32_t{R}}), token});
+  const DExpertDownQuantised alone =
+      rows_only(on_gpu, dout, w2, h.rows(tail_begin, R), weight.rows(tail_begin, R),
+                {on_gpu.of_ints({0, int32_t{R - tail_begin}}), token.rows(tail_begin, R)});
+  d_expert_down_quantised(s, all);
+  d_expert_down_quantised(s, alone);
+  EXPECT_EQ(on_gpu.bytes(all.dh_rows.data.rows(tail_begin, R)), on_gpu.bytes(alone.dh_rows.data));
+  EXPECT_EQ(on_gpu.bytes(all.dh_rows.scales.rows(tail_begin, R)), on_gpu.bytes(alone.dh_rows.scales));
+  EXPECT_EQ(on_gpu.bytes(all.dweight_R.rows(tail_begin, R)), on_gpu.bytes(alone.dweight_R));
+}
+
 TEST(DExpertDownQuantised, RefusesOtherFormats) {
   ThreadPool pool(1);
   Stream s(DeviceKind::null, pool);

@@ -1,8 +1,11 @@
 // Quantised copies in memory of their own, for tests.
 #pragma once
 
+#include <memory>
+
 #include "core/narrow_float.h"
 #include "ops/cpu/testing.h"
+#include "ops/elementwise/elementwise.h"
 #include "ops/quantize/quantize.h"
 
 namespace moebius::testing {
@@ -60,6 +63,41 @@ class QuantisedArray {
   ScaleLayout layout_;
   bool transposed_;
   SharedBytes data_, scales_, tensor_scale_;
+};
+
+// Tensors in memory of the GPU alone, for shapes that are too large to be shared with the host.
+class GpuTensors {
+ public:
+  explicit GpuTensors(Stream& s) : s_(s) {}
+  Tensor take(const Shape& shape, DType dtype) {
+    buffers_.push_back(std::make_unique<Buffer>(DeviceKind::cuda, bytes_of(dtype, shape.numel())));
+    return {.data = buffers_.back()->data(), .shape = shape, .dtype = dtype, .device = DeviceKind::cuda};
+  }
+  Tensor normal(const Shape& shape, DType dtype) {
+    const Tensor t = take(shape, dtype);
+    fill_normal(s_, {.x = t, .rng = Rng(7, RngSite::bench, 0, static_cast<uint32_t>(buffers_.size()))});
+    return t;
+  }
+  Tensor of_ints(const std::vector<int32_t>& values) {
+    const Tensor t = take({std::ssize(values)}, DType::i32);
+    copy_to_device(s_, t.data, values.data(), t.num_bytes());
+    return t;
+  }
+  // An operand in E4M3.
+  Operand quantised(const Shape& shape, ScaleLayout layout, bool transposed = false) {
+    Operand q(take(shape, DType::f8_e4m3), take(scale_shape(layout, shape), scale_dtype(layout)), layout);
+    q.transposed = transposed;
+    return q;
+  }
+  std::vector<unsigned char> bytes(const Tensor& t) {
+    std::vector<unsigned char> all(t.num_bytes());
+    copy_to_host(s_, all.data(), t.data, t.num_bytes());
+    return all;
+  }
+
+ private:
+  Stream& s_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
 inline Values transposed(const Values& x, int64_t rows, int64_t cols) {

@@ -7,11 +7,14 @@
 // that of sa has one for the whole block, of the largest of all threads.
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "device/cuda/cuda.h"
-#include "ops/cuda/swiglu.h"
+#include "ops/cuda/grid.h"
 #include "ops/experts/cuda/experts.h"
 #include "ops/experts/d_expert_down_quantised.h"
 #include "ops/experts/experts_backends.h"
+#include "ops/experts/sm90/gated_formula.h"
 #include "ops/quantize/sm90/tile.h"
 #include "ops/sm90/copy.h"
 
@@ -41,40 +44,28 @@ struct Problem {
   float* dh_scales;
   uint8_t *dh_columns, *sa_columns;  // of the kernel with columns
   float *dh_column_scales, *sa_column_scales;
-  int64_t width;   // of a row of them
-  float* partial;  // [F / 128, R]
+  int64_t width;       // of a row of them
+  float* partial;      // [F / 128, R]
+  int64_t first_tile;  // of 128 rows, in the transposed layout: that of the first thread blocks
 };
 
-// 8 columns of a row. sa is not yet multiplied by the row's weight in `product`, which is <g, a>.
+// 8 columns of a row, and their share of its <g, a>, without the row's weight.
 struct Gradient {
   uint4 dgate, dup, sa;
   float product;
 };
 
-// Two columns: gate and up become their gradients, g becomes sa. Roundings are those of the epilogue of d_expert_down
-// (sm90/d_gated_rows.h).
-__device__ __forceinline__ void backward(uint32_t& gate, uint32_t& up, uint32_t& g, float z0, float z1, float weight,
-                                         float& product) {
-  const float g0 = low_bf16(g), g1 = high_bf16(g);
-  const float gate0 = low_bf16(gate), gate1 = high_bf16(gate), up0 = low_bf16(up), up1 = high_bf16(up);
-  const SwigluGradient d0 = swiglu_gradient(__fmul_rn(weight, g0), gate0, z0, up0);
-  const SwigluGradient d1 = swiglu_gradient(__fmul_rn(weight, g1), gate1, z1, up1);
-  const uint32_t a = pack_bf16(swiglu(gate0, z0, up0), swiglu(gate1, z1, up1));  // as expert_up rounded it
-  gate = pack_bf16(d0.dgate, d1.dgate);
-  up = pack_bf16(d0.dup, d1.dup);
-  product = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product));
-  g = pack_bf16(__fmul_rn(weight, low_bf16(a)), __fmul_rn(weight, high_bf16(a)));
-}
-
+// Roundings are those of the epilogue of d_expert_down (sm90/d_gated_rows.h), which has the same backward pass.
 __device__ __forceinline__ Gradient gradient_of(uint4 g, uint4 gate, uint4 up, float weight) {
   float z[8] = {low_bf16(gate.x), high_bf16(gate.x), low_bf16(gate.y), high_bf16(gate.y),
                 low_bf16(gate.z), high_bf16(gate.z), low_bf16(gate.w), high_bf16(gate.w)};
   approximate_sigmoids(z);
+  const SwigluFormula formula{};
   float product = 0;
-  backward(gate.x, up.x, g.x, z[0], z[1], weight, product);
-  backward(gate.y, up.y, g.y, z[2], z[3], weight, product);
-  backward(gate.z, up.z, g.z, z[4], z[5], weight, product);
-  backward(gate.w, up.w, g.w, z[6], z[7], weight, product);
+  gated_backward(formula, gate.x, up.x, g.x, z[0], z[1], weight, product);
+  gated_backward(formula, gate.y, up.y, g.y, z[2], z[3], weight, product);
+  gated_backward(formula, gate.z, up.z, g.z, z[4], z[5], weight, product);
+  gated_backward(formula, gate.w, up.w, g.w, z[6], z[7], weight, product);
   return {gate, up, g, product};
 }
 
@@ -116,7 +107,8 @@ __device__ __forceinline__ uint32_t largest_of_warps(const uint32_t (&of_warps)[
 template <bool kColumns, bool kPacked>
 __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem p) {
   extern __shared__ __align__(16) uint32_t tiles[];
-  const int64_t at = int64_t{blockIdx.y} * kQuantizeTile, first_col = int64_t{blockIdx.x} * kQuantizeTile;
+  const int64_t tile_row = p.first_tile + blockIdx.y, at = tile_row * kQuantizeTile,
+                first_col = int64_t{blockIdx.x} * kQuantizeTile;
   const int group = sm90::group_of_columns(p.offsets, p.num_groups, at);
   const int64_t first = p.offsets[group] + at - group_begin(p.offsets[group], group);
   const auto rows =
@@ -172,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 2) d_gated_quantised_kernel(Problem 
                          .scales = p.dh_column_scales,
                          .width = p.width,
                          .scale_cols = p.width / kQuantizeTile,
-                         .block = blockIdx.y,
+                         .block = tile_row,
                          .cols = kQuantizeTile};
 #pragma unroll 1
     for (int tile = 0; tile < 2; ++tile) {
@@ -203,34 +195,41 @@ void d_gated_quantised(Stream& s, const DExpertDownQuantised& a) {
   const auto halves = [](const Tensor& t) { return static_cast<uint16_t*>(t.data); };
   const auto bytes = [](const Operand& q) { return static_cast<uint8_t*>(q.data.data); };
   const auto scales = [](const Operand& q) { return static_cast<float*>(q.scales.data); };
-  const Problem p{.g = halves(a.g_RF),
-                  .h = halves(a.h_R2F),
-                  .packed = static_cast<const uint8_t*>(a.h_rows_RB.data),
-                  .packed_bytes = a.is_packed() ? a.h_rows_RB.dim(1) : 0,
-                  .weight = static_cast<const float*>(a.weight_R.data),
-                  .offsets = a.rows.offsets_e1.ptr<int32_t>(),
-                  .num_groups = static_cast<int>(e),
-                  .R = R,
-                  .F = F,
-                  .dh = halves(a.dh_R2F),
-                  .sa = halves(a.sa_RF),
-                  .dh_rows = bytes(a.dh_rows),
-                  .dh_scales = scales(a.dh_rows),
-                  .dh_columns = bytes(a.dh_columns),
-                  .sa_columns = bytes(a.sa_columns),
-                  .dh_column_scales = scales(a.dh_columns),
-                  .sa_column_scales = scales(a.sa_columns),
-                  .width = padded_rows(R, e),
-                  .partial = static_cast<float*>(a.scratch.data)};
-  const dim3 grid(static_cast<unsigned>(F / kQuantizeTile), static_cast<unsigned>(p.width / kQuantizeTile));
+  Problem p{.g = halves(a.g_RF),
+            .h = halves(a.h_R2F),
+            .packed = static_cast<const uint8_t*>(a.h_rows_RB.data),
+            .packed_bytes = a.is_packed() ? a.h_rows_RB.dim(1) : 0,
+            .weight = static_cast<const float*>(a.weight_R.data),
+            .offsets = a.rows.offsets_e1.ptr<int32_t>(),
+            .num_groups = static_cast<int>(e),
+            .R = R,
+            .F = F,
+            .dh = halves(a.dh_R2F),
+            .sa = halves(a.sa_RF),
+            .dh_rows = bytes(a.dh_rows),
+            .dh_scales = scales(a.dh_rows),
+            .dh_columns = bytes(a.dh_columns),
+            .sa_columns = bytes(a.sa_columns),
+            .dh_column_scales = scales(a.dh_columns),
+            .sa_column_scales = scales(a.sa_columns),
+            .width = padded_rows(R, e),
+            .partial = static_cast<float*>(a.scratch.data)};
+  const auto run = [&](auto kernel, int shared_bytes) {
+    const int64_t tiles = p.width / kQuantizeTile;
+    for (p.first_tile = 0; p.first_tile < tiles; p.first_tile += kMaxGridY) {
+      const dim3 grid(static_cast<unsigned>(F / kQuantizeTile),
+                      static_cast<unsigned>(std::min(kMaxGridY, tiles - p.first_tile)));
+      kernel<<<grid, kThreads, shared_bytes, cuda_stream(s)>>>(p);
+    }
+  };
   if (a.has_columns()) {
     const auto kernel = a.is_packed() ? d_gated_quantised_kernel<true, true> : d_gated_quantised_kernel<true, false>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "d_expert_down_quantised");
-    kernel<<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p);
+    run(kernel, kSharedBytes);
   } else if (R > 0) {
     const auto kernel = a.is_packed() ? d_gated_quantised_kernel<false, true> : d_gated_quantised_kernel<false, false>;
-    kernel<<<grid, kThreads, 0, cuda_stream(s)>>>(p);
+    run(kernel, 0);
   }
   check_launch("d_expert_down_quantised");
   if (R == 0) return;

@@ -38,25 +38,18 @@ struct WarpTile {
   int32_t n;          // tile across
 };
 
-// Two buffers of 16 rows x 32 columns of gate, then of up. Byte offset of a 16-byte chunk in such a
-// box of 64-byte rows, as the copy engine's 64-byte swizzle has it: any 8 rows of a chunk, and any
-// two rows, are in different banks.
+// A box is 16 rows x 32 columns. A consumer warp has two buffers, each with a box of gate, and then one of up.
 constexpr uint32_t kBoxBytes = 16 * 64, kBoxCols = 32;
 constexpr int kGradientCols = 256;  // columns of a tile
 constexpr int kBoxes = kGradientCols / kBoxCols;
 static_assert(4 * kBoxBytes <= kStagingBytesWarp);
+
+// Returns the byte offset of a 16-byte chunk in a box of 64-byte rows, with the 64-byte swizzle of the copy engine: any
+// 8 rows of a chunk, and any two rows, are in different banks.
 __device__ __forceinline__ uint32_t box_offset(uint32_t row, uint32_t chunk) {
   return row * 64 + ((chunk ^ (row / 2 % 4)) << 4);
 }
 
-__device__ __forceinline__ uint4 load_chunk(uint32_t from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(from)
-               : "memory");
-  return v;
-}
 __device__ __forceinline__ void store_chunk(__nv_bfloat16* to, const uint4& v, bool there) {
   if (there)
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
@@ -142,22 +135,9 @@ struct HeldGradient {
     float z[4] = {f.logit(low_bf16(gate0)), f.logit(high_bf16(gate0)), f.logit(low_bf16(gate8)),
                   f.logit(high_bf16(gate8))};
     approximate_sigmoids(z);
-    backward(f, gate0, up0, words[2 * kUnit], z[0], z[1], weight[0], product[0]);
-    backward(f, gate8, up8, words[2 * kUnit + 1], z[2], z[3], weight[1], product[1]);
+    gated_backward(f, gate0, up0, words[2 * kUnit], z[0], z[1], weight[0], product[0]);
+    gated_backward(f, gate8, up8, words[2 * kUnit + 1], z[2], z[3], weight[1], product[1]);
     stmatrix_4(at, gate0, gate8, up0, up8);
-  }
-  // Processes two columns of a row in place: gate and up become their gradients, and g becomes sa.
-  __device__ __forceinline__ static void backward(const Formula& f, uint32_t& gate, uint32_t& up, uint32_t& g, float z0,
-                                                  float z1, float w, float& product) {
-    const float g0 = low_bf16(g), g1 = high_bf16(g);
-    const float gate0 = low_bf16(gate), gate1 = high_bf16(gate), up0 = low_bf16(up), up1 = high_bf16(up);
-    const SwigluGradient d0 = f.gradient(__fmul_rn(w, g0), gate0, z0, up0);
-    const SwigluGradient d1 = f.gradient(__fmul_rn(w, g1), gate1, z1, up1);
-    const uint32_t a = pack_bf16(f.value(gate0, z0, up0), f.value(gate1, z1, up1));  // rounded as in expert_up
-    gate = pack_bf16(d0.dgate, d1.dgate);
-    up = pack_bf16(d0.dup, d1.dup);
-    product = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product));
-    g = pack_bf16(__fmul_rn(w, low_bf16(a)), __fmul_rn(w, high_bf16(a)));
   }
 
   // has: the tile has rows, and the box columns. whole: all 16 rows exist, so the copy engine
@@ -193,8 +173,8 @@ struct HeldGradient {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t chunk = staging + at.shared + i * 512;
-      store_chunk(dh + i * 16 * p.F, load_chunk(chunk), at.there(i));
-      store_chunk(dh + (i * 16 + 1) * p.F, load_chunk(chunk + kBoxBytes), at.there(i));
+      store_chunk(dh + i * 16 * p.F, load_shared(chunk), at.there(i));
+      store_chunk(dh + (i * 16 + 1) * p.F, load_shared(chunk + kBoxBytes), at.there(i));
     }
   }
 
@@ -221,7 +201,7 @@ struct HeldGradient {
     const LaneChunk at(p, tile, kBox);
     __nv_bfloat16* sa = p.sa + at.row * p.F + at.col;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) store_chunk(sa + i * 8 * p.F, load_chunk(staging + at.shared + i * 512), at.there(i));
+    for (int i = 0; i < 2; ++i) store_chunk(sa + i * 8 * p.F, load_shared(staging + at.shared + i * 512), at.there(i));
     fence_proxy_async();  // what has been read here is filled by the copy engine
   }
 

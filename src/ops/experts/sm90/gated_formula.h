@@ -6,6 +6,7 @@
 
 #include "ops/cuda/swiglu.h"
 #include "ops/experts/experts.h"
+#include "ops/sm90/copy.h"
 
 namespace moebius::cuda {
 
@@ -56,5 +57,21 @@ struct ClampedFormula {
     return __fadd_rn(max_or_nan(min_or_nan(up, f.limit), -f.limit), f.shift);
   }
 };
+
+// The backward pass of two columns of a row, which are a word of each operand, in place: gate and up become their
+// gradients, and g becomes sa. z0, z1: the sigmoids of the two; product: <g, a> of the row so far.
+template <class Formula>
+__device__ __forceinline__ void gated_backward(const Formula& f, uint32_t& gate, uint32_t& up, uint32_t& g, float z0,
+                                               float z1, float weight, float& product) {
+  const float g0 = low_bf16(g), g1 = high_bf16(g);
+  const float gate0 = low_bf16(gate), gate1 = high_bf16(gate), up0 = low_bf16(up), up1 = high_bf16(up);
+  const SwigluGradient d0 = f.gradient(__fmul_rn(weight, g0), gate0, z0, up0);
+  const SwigluGradient d1 = f.gradient(__fmul_rn(weight, g1), gate1, z1, up1);
+  const uint32_t a = pack_bf16(f.value(gate0, z0, up0), f.value(gate1, z1, up1));  // as expert_up rounded it
+  gate = pack_bf16(d0.dgate, d1.dgate);
+  up = pack_bf16(d0.dup, d1.dup);
+  product = fmaf(g1, high_bf16(a), fmaf(g0, low_bf16(a), product));
+  g = pack_bf16(__fmul_rn(weight, low_bf16(a)), __fmul_rn(weight, high_bf16(a)));
+}
 
 }  // namespace moebius::cuda

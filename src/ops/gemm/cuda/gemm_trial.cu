@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 
 #include "device/cuda/cuda.h"
+#include "ops/cuda/grid.h"
 #include "ops/gemm/cuda/gemm_trial.h"
 
 namespace moebius::cuda {
@@ -66,7 +67,7 @@ template <class T, class C>
 void launch(cudaStream_t stream, const Gemm& a) {
   const int64_t m = a.c_MN.dim(0), n = a.c_MN.dim(1), k = a.a.data.dim(a.trans_a ? 0 : 1);
   const Strides sa = a.trans_a ? Strides{1, m} : Strides{k, 1}, sb = a.trans_b ? Strides{1, k} : Strides{n, 1};
-  constexpr int64_t kMaxRows = int64_t{65535} * kTile;  // of a grid's second dimension
+  constexpr int64_t kMaxRows = kMaxGridY * kTile;
   for (int64_t row = 0; row < m; row += kMaxRows) {
     const int64_t rows = m - row < kMaxRows ? m - row : kMaxRows;
     const dim3 grid(static_cast<unsigned>(div_ceil(n, kTile)), static_cast<unsigned>(div_ceil(rows, kTile)));

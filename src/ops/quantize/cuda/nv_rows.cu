@@ -92,8 +92,9 @@ __device__ void add_stats(double* stats_5, const NvStats& of_thread) {
     __syncthreads();
     if (threadIdx.x < n) all[threadIdx.x].add(all[threadIdx.x + n]);
   }
+  if (threadIdx.x != 0) return;
   const NvStats f = all[0];
-  if (threadIdx.x != 0 || f.elements == 0) return;
+  if (f.elements == 0) return;
   atomicAdd(stats_5, static_cast<double>(f.elements));
   atomicAdd(stats_5 + 1, static_cast<double>(f.saturated));
   atomicAdd(stats_5 + 2, static_cast<double>(f.zeroed));

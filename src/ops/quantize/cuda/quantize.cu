@@ -209,8 +209,6 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(T* x, Problem p, i
   if (i < n) set(x[i], value_of(p, i));
 }
 
-// x [matrices, R, C] from q.data [matrices, C, columns]. A block moves 32 x 32 elements; lanes are rows of x when they
-// read, and columns when they write.
 // The value at column `column` of the row of q that begins at `row`; with a Hadamard transform, after it is undone.
 __device__ float value_before(const Problem& p, int64_t row, int64_t column) {
   if (!p.hadamard) return value_of(p, row + column);
@@ -223,6 +221,8 @@ __device__ float value_before(const Problem& p, int64_t row, int64_t column) {
   return is_negative(k) ? -0.25f * sum : 0.25f * sum;
 }
 
+// x [matrices, R, C] from q.data [matrices, C, columns]. A block moves 32 x 32 elements; lanes are rows of x when they
+// read, and columns when they write.
 template <class T>
 __global__ void __launch_bounds__(kThreads) dequantize_transposed_kernel(T* x, Problem p, int64_t R) {
   __shared__ float tile[32][33];
@@ -280,10 +280,6 @@ __global__ void __launch_bounds__(kThreads) dequantize_vectors_kernel(T* x, Prob
     store(x + at * kOfVector + half * (kOfVector / 2), values);
   }
 }
-
-}  // namespace
-
-namespace {
 
 int64_t num_matrices(const Quantize& a) { return a.q.data.shape.rank() == 3 ? a.q.data.dim(0) : 1; }
 

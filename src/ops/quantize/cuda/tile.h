@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/cuda/cuda.h"
+#include "ops/cuda/grid.h"
 #include "ops/cuda/vector.h"
 #include "ops/quantize/quantize.h"
 #include "ops/quantize/scales.h"
@@ -26,6 +27,7 @@ struct Problem {
   ScaleLayout layout;
   DType format;
   bool transposed, square, hadamard;
+  bool down_first;  // the grid's first dimension goes down the tiles; else across them
 };
 
 struct Place {
@@ -36,7 +38,8 @@ struct Place {
 };
 
 inline __device__ Place place_of(const Problem& p) {
-  Place t{.matrix = blockIdx.z, .row = int64_t{blockIdx.y} * kTile, .col = int64_t{blockIdx.x} * kTile};
+  const uint32_t down = p.down_first ? blockIdx.x : blockIdx.y, across = p.down_first ? blockIdx.y : blockIdx.x;
+  Place t{.matrix = blockIdx.z, .row = int64_t{down} * kTile, .col = int64_t{across} * kTile};
   int64_t rows = p.rows, end = p.x_rows;
   if (p.offsets && !p.transposed) rows = min(rows, int64_t{p.offsets[p.num_groups]});
   t.rows = static_cast<int>(max(int64_t{0}, min(int64_t{kTile}, rows - t.row)));
@@ -152,15 +155,17 @@ inline Problem problem_of(const Quantize& a) {
           .format = data.dtype,
           .transposed = a.q.transposed,
           .square = a.square,
-          .hadamard = a.hadamard};
+          .hadamard = a.hadamard,
+          .down_first = div_ceil(data.dim(rank - 2), int64_t{kTile}) > kMaxGridY};
 }
 
 // Runs a kernel with a thread block for each tile.
 template <class Kernel, class... Args>
 void launch(Stream& s, const Problem& p, int64_t matrices, Kernel kernel, Args... args) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "quantize");
-  const dim3 grid(static_cast<unsigned>(div_ceil(p.cols, int64_t{kTile})),
-                  static_cast<unsigned>(div_ceil(p.rows, int64_t{kTile})), static_cast<unsigned>(matrices));
+  const auto across = static_cast<unsigned>(div_ceil(p.cols, int64_t{kTile})),
+             down = static_cast<unsigned>(div_ceil(p.rows, int64_t{kTile}));
+  const dim3 grid(p.down_first ? down : across, p.down_first ? across : down, static_cast<unsigned>(matrices));
   kernel<<<grid, kThreads, kSharedBytes, cuda_stream(s)>>>(p, args...);
 }
 

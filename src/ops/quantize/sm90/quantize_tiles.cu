@@ -4,6 +4,7 @@
 #include "ops/quantize/sm90/quantize_tiles.h"
 
 #include "device/cuda/cuda.h"
+#include "ops/cuda/grid.h"
 #include "ops/quantize/sm90/tile.h"
 
 namespace moebius::cuda::sm90 {
@@ -25,8 +26,8 @@ struct Problem {
   int64_t matrix_size;     // elements of each matrix of q.data
   int64_t scale_cols, matrix_scales;
   int num_groups;
-  // Blocks go down the rows of 128 columns before they go to the next 128, so that rows that several tiles
-  // gather are in L2 when they are read again.
+  // Blocks go down the rows of 128 columns before they go to the next 128. So rows that several tiles gather are in L2
+  // when they are read again, and a grid has room for any number of rows.
   bool down_first;
 };
 
@@ -41,7 +42,7 @@ struct Place {
 
 __device__ int clamp_to_tile(int64_t n) { return static_cast<int>(max(int64_t{0}, min(int64_t{kTile}, n))); }
 
-// The first offset is 0.
+// The rows of experts begin at the first offset. Where 128 x 128 share a scale, it is 0: blocks are counted from row 0.
 template <bool kTransposed>
 __device__ Place place_of(const Problem& p) {
   const int64_t at = tile_row(p) * kTile, col = tile_col(p) * kTile;
@@ -181,13 +182,15 @@ Problem problem_of(const Quantize& a) {
           .down_first = !a.token_R.empty()};
 }
 
-// A block for each tile of p.
-dim3 grid_of(const Problem& p, const Quantize& a) {
-  const int64_t rows = a.q.transposed ? p.width : p.x_rows;
-  const auto down = static_cast<unsigned>(div_ceil(rows, int64_t{kTile})),
-             across = static_cast<unsigned>(div_ceil(p.x_cols, int64_t{kTile}));
-  return {p.down_first ? down : across, p.down_first ? across : down,
-          static_cast<unsigned>(a.x_RC.shape.rank() == 3 ? a.q.data.dim(0) : 1)};
+// Returns a block for each tile of `rows` rows of x, and sets p.down_first if they need it.
+dim3 grid_of(Problem& p, int64_t rows, int64_t matrices) {
+  const int64_t down = div_ceil(rows, int64_t{kTile}), across = div_ceil(p.x_cols, int64_t{kTile});
+  p.down_first |= down > kMaxGridY;
+  return {static_cast<unsigned>(p.down_first ? down : across), static_cast<unsigned>(p.down_first ? across : down),
+          static_cast<unsigned>(matrices)};
+}
+dim3 grid_of(Problem& p, const Quantize& a) {
+  return grid_of(p, a.q.transposed ? p.width : p.x_rows, a.x_RC.shape.rank() == 3 ? a.q.data.dim(0) : 1);
 }
 
 }  // namespace
@@ -203,19 +206,21 @@ bool takes_tiles(const Quantize& a) {
 }
 
 void largest_of_tiles(Stream& s, const Quantize& a) {
-  const Problem p = problem_of(a);
+  Problem p = problem_of(a);
+  const dim3 grid = grid_of(p, a);
   const auto kernel = a.q.transposed ? largest_of_tiles_kernel<true> : largest_of_tiles_kernel<false>;
-  kernel<<<grid_of(p, a), kThreads, 0, cuda_stream(s)>>>(p);
+  kernel<<<grid, kThreads, 0, cuda_stream(s)>>>(p);
   check_launch("quantize");
 }
 
 void quantize_tiles(Stream& s, const Quantize& a) {
   using enum ScaledBlock;
   constexpr DType kE4m3 = DType::f8_e4m3, kE5m2 = DType::f8_e5m2;
-  const Problem p = problem_of(a);
+  Problem p = problem_of(a);
+  const dim3 grid = grid_of(p, a);
   const auto run = [&](auto in_place, auto transposed) {
     const auto kernel = a.q.transposed ? transposed : in_place;
-    kernel<<<grid_of(p, a), kThreads, 0, cuda_stream(s)>>>(p);
+    kernel<<<grid, kThreads, 0, cuda_stream(s)>>>(p);
   };
   if (a.q.layout == ScaleLayout::row_blocks)
     run(quantize_tiles_kernel<false, row, kE4m3>, quantize_tiles_kernel<true, row, kE4m3>);
@@ -236,17 +241,16 @@ bool takes_tiles(const PackQuantizedRows& a) {
 void pack_tiles(Stream& s, const PackQuantizedRows& a) {
   const int64_t D = a.x_TD.dim(1), row_bytes = a.rows_TB.dim(1);
   auto* rows = static_cast<uint8_t*>(a.rows_TB.data);
-  const Problem p{.data = rows,
-                  .scales = reinterpret_cast<float*>(rows + D),
-                  .x = static_cast<const uint16_t*>(a.x_TD.data),
-                  .offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>(),
-                  .x_rows = a.x_TD.dim(0),
-                  .x_cols = D,
-                  .width = row_bytes,
-                  .scale_cols = row_bytes / int64_t{sizeof(float)},
-                  .num_groups = static_cast<int>(a.offsets_e1.numel() - 1)};
-  const dim3 grid(static_cast<unsigned>(div_ceil(D, int64_t{kTile})),
-                  static_cast<unsigned>(div_ceil(p.x_rows, int64_t{kTile})));
+  Problem p{.data = rows,
+            .scales = reinterpret_cast<float*>(rows + D),
+            .x = static_cast<const uint16_t*>(a.x_TD.data),
+            .offsets = a.offsets_e1.empty() ? nullptr : a.offsets_e1.ptr<int32_t>(),
+            .x_rows = a.x_TD.dim(0),
+            .x_cols = D,
+            .width = row_bytes,
+            .scale_cols = row_bytes / int64_t{sizeof(float)},
+            .num_groups = static_cast<int>(a.offsets_e1.numel() - 1)};
+  const dim3 grid = grid_of(p, p.x_rows, 1);
   quantize_tiles_kernel<false, ScaledBlock::row, DType::f8_e4m3><<<grid, kThreads, 0, cuda_stream(s)>>>(p);
   check_launch("pack_quantized_rows");
 }
