@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
-#include "device/gpu_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda/attention.h"
 #include "ops/attention/cuda/attention_tiles.h"
@@ -135,22 +134,12 @@ void launch(Stream& s, const AttentionFwd& a) {
   check_launch("attention_fwd");
 }
 
-// Launches the kernel with the larger tile if it fits into the GPU's shared memory.
-template <class Large, class Small>
-void launch_fitting(Stream& s, const AttentionFwd& a) {
-  kSharedBytes<Large> <= gpu_limits(s).shared_bytes_per_block ? launch<Large>(s, a) : launch<Small>(s, a);
-}
-
 }  // namespace
 
 void generic_attention_fwd(Stream& s, const AttentionFwd& a) {
   const int64_t width = std::max(a.q_THd.dim(2), a.v_UGd.dim(2));
-  if (width <= 64)
-    launch_fitting<TileShape<64, 1>, TileShape<32, 1>>(s, a);
-  else if (width <= 128)
-    launch_fitting<TileShape<64, 2>, TileShape<32, 2>>(s, a);
-  else
-    launch_fitting<TileShape<32, 4>, TileShape<16, 4>>(s, a);
+  with_fitting_tile(
+      s, width, [&]<class Tile>() { return kSharedBytes<Tile>; }, [&]<class Tile>() { launch<Tile>(s, a); });
 }
 
 }  // namespace moebius::cuda

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "device/gpu_limits.h"
 #include "ops/attention/cuda/attention_mask.h"
 
 namespace moebius::cuda {
@@ -17,6 +18,24 @@ struct TileShape {
   static constexpr int kPer = kRows / kSide;                                         // rows of a thread
   static constexpr int kScorePitch = kRows + 4, kScoreFloats = kRows * kScorePitch;  // of a tile of scores
 };
+
+// Calls launch<Tile>() with the tile for heads of this width: the larger one of two if it fits into the GPU's shared
+// memory. bytes<Tile>(): what a block needs.
+template <class Bytes, class Launch>
+void with_fitting_tile(const Stream& s, int64_t width, Bytes bytes, Launch launch) {
+  const auto choose = [&]<class Large, class Small>() {
+    if (bytes.template operator()<Large>() <= gpu_limits(s).shared_bytes_per_block)
+      launch.template operator()<Large>();
+    else
+      launch.template operator()<Small>();
+  };
+  if (width <= 64)
+    choose.template operator()<TileShape<64, 1>, TileShape<32, 1>>();
+  else if (width <= 128)
+    choose.template operator()<TileShape<64, 2>, TileShape<32, 2>>();
+  else
+    choose.template operator()<TileShape<32, 4>, TileShape<16, 4>>();
+}
 
 // Rows [row, row + kRows) below `end` of head h of x [., heads, width]; the others are zeros.
 template <class Tile>

@@ -59,6 +59,26 @@ struct DsTiles {
   }
 };
 
+// The values that a kernel needs of each query of a tile. A warp loads them; queries past the sequence see no key.
+template <int kQueries>
+struct QueryColumns {
+  float lse2[kQueries], delta[kQueries];
+  int first[kQueries];
+};
+template <int kQueries>
+__device__ __forceinline__ void load_columns(QueryColumns<kQueries>& columns, const RowSums& sums,
+                                             const AttentionSizes& z, int b, int h, int row) {
+  const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
+#pragma unroll
+  for (int i = threadIdx.x % 32; i < kQueries; i += 32) {
+    const int r = row + i;
+    const bool exists = r < z.rows;
+    columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
+    columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
+    columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
+  }
+}
+
 // From scores [keys, queries] of a stage whose first query is at `position`: probabilities in
 // place, 0 where unseen.
 template <class Columns, int kNum>

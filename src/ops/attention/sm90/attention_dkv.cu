@@ -60,7 +60,7 @@ __device__ void produce_queries(typename Tile::Shared& shared, const BwdMaps& ma
       Tile::Queries::load(smem_addr(shared.q[ring.stage]), &maps.q, full, h, walk.row, b);
       Tile::Outputs::load(smem_addr(shared.dout[ring.stage]), &maps.dout, full, h, walk.row, b);
     }
-    load_columns<Tile::kQueries>(shared.columns[ring.stage], sums, z, b, h, walk.row);
+    load_columns(shared.columns[ring.stage], sums, z, b, h, walk.row);
     mbarrier_arrive(full);
   }
 }

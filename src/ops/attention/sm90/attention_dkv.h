@@ -11,26 +11,6 @@ namespace moebius::cuda {
 constexpr int kConsumers = 2 * kGroupThreads, kDkvKeys = 128;
 constexpr int kDsWarpBytes = kDsTileBytes / 4;
 
-// The values that a kernel needs of each query.
-template <int kQueries>
-struct QueryColumns {
-  float lse2[kQueries], delta[kQueries];
-  int first[kQueries];
-};
-template <int kQueries>
-__device__ __forceinline__ void load_columns(QueryColumns<kQueries>& columns, const RowSums& sums,
-                                             const AttentionSizes& z, int b, int h, int row) {
-  const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
-#pragma unroll
-  for (int i = threadIdx.x % 32; i < kQueries; i += 32) {
-    const int r = row + i;
-    const bool exists = r < z.rows;
-    columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
-    columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
-    columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
-  }
-}
-
 // The query head of the group and the row that a step works on. Heads and rows come in order.
 struct DkvWalk {
   int first_row, end_row, rows_of_step, steps;
@@ -86,9 +66,8 @@ __device__ __forceinline__ DkvWalk begin_walk(int& rows_end, const AttentionSize
           .steps = (rows + edge - 1) / edge * (z.heads / z.kv_heads)};
 }
 
-// A warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators, to memory; with
-// 32 queries a step, after the second half of the tile. The last ones have left the warp's place by
-// then: a step is longer than the copy engine takes.
+// Stores a warp's 16 keys of a tile of ds, [keys, queries] in the order of its accumulators. With 32 queries a step, it
+// stores after the second half of the tile. The wait for the store before takes no time: a step is longer than a copy.
 template <int kWords>
 __device__ __forceinline__ void keep_ds(unsigned char* tile, unsigned char* place, const uint32_t (&words)[kWords],
                                         int half) {

@@ -46,7 +46,7 @@ __device__ __forceinline__ DqWork work_of_block(const AttentionSizes& z, const D
       .h = ds.kv_head * ds.group + static_cast<int>(blockIdx.x) % heads,
       .query_tile = ds.query_begin + static_cast<int>(gridDim.z - 1 - blockIdx.z) * Tile::kTiles,  // the longest first
       .part = static_cast<int>(blockIdx.x) / heads};
-  // The first tile sees the earliest key, and who comes last sees the latest.
+  // The first tile sees the earliest key, and the last one that sees any key sees the latest.
   const int first = seen_tiles(z, ds, w.b, w.query_tile).first;
   int end = first;
 #pragma unroll

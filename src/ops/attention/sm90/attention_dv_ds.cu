@@ -51,7 +51,7 @@ __device__ void load_rows(Shared& shared, const BwdMaps& maps, const RowSums& su
     load_halves(maps.q, h);
     if (step == 0) load_keys(shared.v, maps.v, shared.values_full);
     mbarrier_wait(smem_addr(&shared.columns_empty[columns.stage]), columns.parity ^ 1);
-    load_columns<kQueries>(shared.columns[columns.stage], sums, z, b, h, walk.row);
+    load_columns(shared.columns[columns.stage], sums, z, b, h, walk.row);
     mbarrier_arrive(smem_addr(&shared.columns_full[columns.stage]));
     load_halves(maps.dout, h);
   }

@@ -86,10 +86,7 @@ struct FusedShape : FusedTile<kWidth_> {
   using Values = Sm90Tile<kKeys, Tile::kValues>;
   using Queries = Sm90Tile<kRows, Tile::kWidth>;
   using Outputs = Sm90Tile<kRows, Tile::kValues>;
-  struct Columns {  // of the queries of a stage
-    float lse2[kRows], delta[kRows];
-    int first[kRows];
-  };
+  using Columns = QueryColumns<kRows>;  // of a stage
   struct Shared {
     unsigned char k[Keys::kBytes], v[Values::kBytes];
     unsigned char q[Tile::kStages][Queries::kBytes], dout[Tile::kStages][Outputs::kBytes];
@@ -107,22 +104,8 @@ struct FusedShape : FusedTile<kWidth_> {
   static_assert(sizeof(Shared) <= 227 * 1024);
 };
 
-// The columns of a stage pass between warps as those of attention_dkv.cu do.
-template <class Shape>
-__device__ void load_columns(typename Shape::Columns& columns, const RowSums& sums, const AttentionSizes& z, int b,
-                             int h, int row) {
-  const int64_t at = (int64_t{b} * z.heads + h) * z.rows;
-#pragma unroll
-  for (int i = threadIdx.x % 32; i < Shape::kRows; i += 32) {
-    const int r = row + i;
-    const bool exists = r < z.rows;
-    columns.lse2[i] = exists ? sums.lse2[at + r] : 0.0f;
-    columns.delta[i] = exists ? sums.delta[at + r] : 0.0f;
-    columns.first[i] = exists ? static_cast<int>(first_key(z, b, r)) : 0x7fffffff;
-  }
-}
-
-// One warp takes tickets, and requests the tiles of each work item.
+// One warp takes tickets, and requests the tiles of each work item. The columns of a stage pass between warps as those
+// of attention_dkv.cu do.
 template <class Shape>
 __device__ void load_tiles(typename Shape::Shared& shared, const BwdMaps& maps, const RowSums& sums,
                            const FusedSlice& f, const AttentionSizes& z) {
@@ -163,7 +146,7 @@ __device__ void load_tiles(typename Shape::Shared& shared, const BwdMaps& maps, 
         }
         keys.advance();
       }
-      load_columns<Shape>(shared.columns[ring.stage], sums, z, w.b, h, row);
+      load_columns(shared.columns[ring.stage], sums, z, w.b, h, row);
       mbarrier_arrive(full);
     }
   }

@@ -63,9 +63,9 @@ struct UpGemm {
     }
   }
 
-  // gate = the activation of gate and up, for two words
-  // Each step is computed for all four elements before the next one. Few registers are left, and the compiler would
-  // otherwise save them by processing one element at a time, with longer waits.
+  // Replaces two words of gate by the activation of gate and up. Each step is computed for all four elements before the
+  // next one. Few registers are left, and the compiler would otherwise save them by processing one element at a time,
+  // with longer waits.
   __device__ __forceinline__ static void activate(const Formula& f, uint32_t& gate0, uint32_t& gate1, uint32_t up0,
                                                   uint32_t up1) {
     float s[4] = {f.logit(low_bf16(gate0)), f.logit(high_bf16(gate0)), f.logit(low_bf16(gate1)),

@@ -46,8 +46,8 @@ __device__ __forceinline__ void stage_piece(uint32_t to, const float (&sum)[kNum
   }
 }
 
-// dw (+)= the sums of a warp, tile by tile: 16 of the gathered side, 256 of the plain side
-// All functions are by the whole warp; its lane 0 issues the copies and waits for them.
+// dw (+)= the sums of a warp, tile by tile: 16 of the gathered side by 256 of the plain side. All functions are by the
+// whole warp; its lane 0 issues the copies and waits for them.
 template <bool kGatheredIsLeft>
 struct SumAdder {
   const CUtensorMap& dw;

@@ -15,6 +15,7 @@
 #include "ops/cuda/for_each_constant.h"
 #include "ops/experts/sm90/expert_wgrad_adder.h"
 #include "ops/experts/sm90/expert_wgrad_walk.h"
+#include "ops/sm80/mma.h"
 #include "ops/sm90/sm90.h"
 
 namespace moebius::cuda::sm90 {
@@ -25,31 +26,13 @@ static_assert(kPlaces * kRoundedBytes == kStagingPlaces * kPieceBytes && kPlaces
 constexpr int kPartsOfBlock = 128 * 256 / 4;  // in float4
 constexpr int kFirstHeldTurn = 2, kFirstLoadTurn = 3, kTurns = kFirstLoadTurn + kPlaces;
 
-// stmatrix_4 and ldmatrix_4 of transposed matrices: word i of a lane holds elements (2 * (lane % 4) + {0, 1}, lane / 4) of matrix i.
-__device__ __forceinline__ void stmatrix_4_transposed(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w0), "r"(w1),
-               "r"(w2), "r"(w3)
-               : "memory");
-}
-__device__ __forceinline__ void ldmatrix_4_transposed(uint32_t from, uint32_t& w0, uint32_t& w1, uint32_t& w2,
-                                                      uint32_t& w3) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w0), "=r"(w1), "=r"(w2), "=r"(w3)
-               : "r"(from)
-               : "memory");
-}
-
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrices(uint32_t from, uint32_t (&words)[4]) {
-  if constexpr (kTransposed)
-    ldmatrix_4_transposed(from, words[0], words[1], words[2], words[3]);
-  else
-    ldmatrix_4(from, words[0], words[1], words[2], words[3]);
-}
+// Stores the matrices that sm80::load_matrices loads.
 template <bool kTransposed>
 __device__ __forceinline__ void store_matrices(uint32_t to, const uint32_t (&words)[4]) {
   if constexpr (kTransposed)
-    stmatrix_4_transposed(to, words[0], words[1], words[2], words[3]);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
   else
     stmatrix_4(to, words[0], words[1], words[2], words[3]);
 }
@@ -174,7 +157,7 @@ struct SumRounder {
       constexpr int kHalf = decltype(half)::value;
       const uint32_t at = matrices_at<kHalf>(place<kPiece>());
       uint32_t words[4];
-      if (p.accumulate) load_matrices<!kGatheredIsLeft>(at, words);
+      if (p.accumulate) sm80::load_matrices<!kGatheredIsLeft>(words, at);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float lo = values[16 * kIndex + 4 * j + 2 * kHalf], hi = values[16 * kIndex + 4 * j + 2 * kHalf + 1];

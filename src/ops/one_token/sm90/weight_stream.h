@@ -38,14 +38,22 @@ struct WeightRing {
   }
 };
 
-// The copying warp's walk over the stages. A lane below kStreamRows copies a row.
+// A warp's walk over the stages, with their shared addresses.
 template <int kSteps, int kStages>
-struct WeightCopies {
+struct WeightWalk {
   using R = WeightRing<kSteps, kStages>;
   uint32_t stages, full, empty;
   Ring<kStages> ring;
-  __device__ __forceinline__ WeightCopies(const char* stages, R& r)
+  __device__ __forceinline__ WeightWalk(const char* stages, R& r)
       : stages(smem_addr(stages)), full(smem_addr(r.full)), empty(smem_addr(r.empty)) {}
+};
+
+// The copying warp. A lane below kStreamRows copies a row.
+template <int kSteps, int kStages>
+struct WeightCopies : WeightWalk<kSteps, kStages> {
+  using Walk = WeightWalk<kSteps, kStages>;
+  using typename Walk::R;
+  using Walk::empty, Walk::full, Walk::ring, Walk::stages, Walk::Walk;
   // from: the lane's row, K elements.
   __device__ __forceinline__ void copy_tile(const char* from, int32_t K) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -62,14 +70,12 @@ struct WeightCopies {
   }
 };
 
-// The walk of a multiplying warp.
+// A multiplying warp.
 template <int kSteps, int kStages>
-struct WeightProducts {
-  using R = WeightRing<kSteps, kStages>;
-  uint32_t stages, full, empty;
-  Ring<kStages> ring;
-  __device__ __forceinline__ WeightProducts(const char* stages, R& r)
-      : stages(smem_addr(stages)), full(smem_addr(r.full)), empty(smem_addr(r.empty)) {}
+struct WeightProducts : WeightWalk<kSteps, kStages> {
+  using Walk = WeightWalk<kSteps, kStages>;
+  using typename Walk::R;
+  using Walk::empty, Walk::full, Walk::ring, Walk::stages, Walk::Walk;
   // Writes this warp's sums of the tile's rows to to[0, 16). x: the row in shared memory, K elements, a multiple of 8.
   __device__ __forceinline__ void multiply_tile(float* to, uint32_t x, int32_t K) {
     const int lane = static_cast<int>(threadIdx.x % 32), group = lane / 4, quad = lane % 4;

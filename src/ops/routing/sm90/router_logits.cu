@@ -2,12 +2,12 @@
 // sums of bf16 terms (cuda/router_logits.h).
 //   logits  m tokens, n experts, k of D         a = x, b = w: 3 terms, or 1 when w is bf16
 //   dw      m of D, n experts, k tokens         a = x, b = dlogits: 3 terms; in parts of k
-//   dx      m tokens, n of D, k experts         a = dlogits, b = w: 2 terms each, since dx is rounded to bf16; only for
-//                                               more experts than sm90/router_dx.cu holds
+//   dx      m tokens, n of D, k experts         a = dlogits: 2 terms, b = w: as many, or 1 when w is bf16, since dx is
+//                                               rounded to bf16; only where sm90/router_dx.cu does not compute it
 // A block has a copying warp and two warpgroups that multiply; it takes tile after tile of 128
-// rows, half for each. Shared memory is a ring of stages, each 64 deep in k. The tensor cores' sums
-// are cut off, not rounded, so they end with each stage and continue in registers; but those of dx,
-// which is rounded to bf16.
+// rows, half for each. Shared memory is a ring of stages, each 64 deep in k. Tensor cores truncate their
+// sums instead of rounding them. So they sum one stage at a time, and these sums are added to others in
+// registers. The sums of dx, which is rounded to bf16, stay in the tensor cores.
 #include <algorithm>
 
 #include "ops/routing/cuda/router_terms.h"
