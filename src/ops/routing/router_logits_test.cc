@@ -229,6 +229,24 @@ TEST(RouterLogits, OfFewRowsEqualTheReferenceRowByRow) {
   });
 }
 
+// Hopper's kernels read w in bf16 at multiples of 16 bytes; others read it anywhere.
+TEST(RouterLogits, WeightsMayBeginAtAnyAddress) {
+  const Case c{130, 72, 9, DType::bf16, DType::bf16};
+  testing::on_each_device([&](Stream& s) {
+    Array x = Array::normal({c.T, c.D}, c.x, 1), w = Array::normal({c.E, c.D}, c.w, 2);
+    Array dlogits = Array::normal({c.T, c.E}, DType::f32, 3), shifted({c.E * c.D + 1}, c.w);
+    std::memcpy(static_cast<char*>(shifted.tensor().data) + 2, w.tensor().data, w.tensor().num_bytes());
+    const Tensor w_ED = shifted.tensor().rows(1, c.E * c.D + 1).view({c.E, c.D});
+    const Outputs want = run(s, c, x, w, dlogits);
+    Array logits = Array::poisoned({c.T, c.E}, DType::f32), dx = Array::normal({c.T, c.D}, c.x, 4),
+          bias = Array::normal({c.E}, DType::f32, 6);
+    run_fwd(s, {.logits_TE = logits.tensor(), .x_TD = x.tensor(), .w_ED = w_ED, .bias_E = bias.tensor()});
+    run_bwd(s, {.dx_TD = dx.tensor(), .dlogits_TE = dlogits.tensor(), .x_TD = x.tensor(), .w_ED = w_ED});
+    testing::expect_close("logits", logits.values(), want.logits.values(), 0x1p-22 * std::sqrt(double(c.D)), 1e-7);
+    testing::expect_close("dx", dx.values(), want.dx.values(), testing::epsilon(c.x), 1e-7);
+  });
+}
+
 TEST(RouterLogits, AnAbsentDxIsNotWritten) {
   testing::on_each_device([](Stream& s) {
     Array x = Array::normal({3, 4}, DType::f32, 1), w = Array::normal({2, 4}, DType::f32, 2), dw({2, 4}, DType::f32);

@@ -135,14 +135,16 @@ void with_types(const Tensor& x, const Tensor& w, F&& fn) {
   fn(bf16{}, bf16{});
 }
 
-// Returns whether Hopper's kernels compute the products, which gate_on_tensor_cores() allows.
-bool takes_hopper(const Stream& s, const char* op, const Tensor& x_TD) {
+// Returns whether Hopper's kernels compute the products, which gate_on_tensor_cores() allows. They read w in f32 through
+// the scratch.
+bool takes_hopper(const Stream& s, const char* op, const Tensor& x_TD, const Tensor& w_ED) {
   if (!uses_hopper_kernels(s)) return false;
-  const bool takes = gate_rows_are_aligned(x_TD);
+  const bool takes = gate_rows_are_aligned(x_TD) && (w_ED.dtype == DType::f32 || is_aligned(w_ED));
   if (!takes) {
-    note_fallback_kernel(
-        s, op,
-        fmt::format("portable kernels, since the Hopper kernels take rows of a multiple of 8; got {}", x_TD.dim(1)));
+    note_fallback_kernel(s, op,
+                         fmt::format("portable kernels, since the Hopper kernels take rows of a multiple of 8, at "
+                                     "multiples of 16 bytes; got rows of {}",
+                                     x_TD.dim(1)));
   }
   return takes;
 }
@@ -158,8 +160,8 @@ void fill_partials(Stream& s, const RouterLogitsBwd& a) {
 
 void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
   if (gate_on_tensor_cores(a.x_TD)) {
-    return takes_hopper(s, "router_logits_fwd", a.x_TD) ? router_logits_on_tensor_cores(s, a)
-                                                        : sm80::router_logits_on_tensor_cores(s, a);
+    return takes_hopper(s, "router_logits_fwd", a.x_TD, a.w_ED) ? router_logits_on_tensor_cores(s, a)
+                                                                : sm80::router_logits_on_tensor_cores(s, a);
   }
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0);
   with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
@@ -171,8 +173,8 @@ void router_logits_fwd(Stream& s, const RouterLogitsFwd& a) {
 void router_logits_bwd(Stream& s, const RouterLogitsBwd& a) {
   const int64_t T = a.x_TD.dim(0), D = a.x_TD.dim(1), E = a.w_ED.dim(0), n = a.dw_ED.numel();
   if (gate_on_tensor_cores(a.x_TD)) {
-    takes_hopper(s, "router_logits_bwd", a.x_TD) ? router_grads_on_tensor_cores(s, a)
-                                                 : sm80::router_grads_on_tensor_cores(s, a);
+    takes_hopper(s, "router_logits_bwd", a.x_TD, a.w_ED) ? router_grads_on_tensor_cores(s, a)
+                                                         : sm80::router_grads_on_tensor_cores(s, a);
   } else {
     with_types(a.x_TD, a.w_ED, [&]<class X, class W>(X, W) {
       if (!a.dx_TD.empty()) {

@@ -62,7 +62,7 @@ struct GateOperand {
 // terms[i, row, :] = term i of x[row, :], with zeros from `columns` to `width`, a multiple of 8
 void split_terms(Stream& s, bf16* terms, const float* x, int64_t rows, int64_t columns, int64_t width, int num_terms);
 
-// sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, gate_rows_are_aligned.
+// sm90/router_logits.cu. REQUIRES: gate_on_tensor_cores, gate_rows_are_aligned, and w is f32 or is_aligned.
 void router_logits_on_tensor_cores(Stream& s, const RouterLogitsFwd& a);
 // Computes dx, and the partials of dw.
 void router_grads_on_tensor_cores(Stream& s, const RouterLogitsBwd& a);
