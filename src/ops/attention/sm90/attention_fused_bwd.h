@@ -107,7 +107,8 @@ struct FusedShape : FusedTile<kWidth_> {
   static_assert(sizeof(Shared) <= 227 * 1024);
 };
 
-// The columns of a stage pass between warps as those of attention_dkv.cu do.
+// The columns of a stage pass between warps as those of attention_dkv.cu do. The kernel depends on how soon they arrive:
+// it took 1.3 to 1.8 times as long where nvcc waited for each load before the next one.
 template <class Shape>
 __device__ void load_columns(typename Shape::Columns& columns, const RowSums& sums, const AttentionSizes& z, int b,
                              int h, int row) {
