@@ -167,8 +167,8 @@ class DispatchRank {
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
     dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
-  // Returns the median time of a call, from when all ranks begin until all have done it. On a GPU many calls follow each
-  // other in a CUDA graph, as in a step, so that beginning and end do not count.
+  // Returns the median time of a call, from when all ranks begin until all have done it. On a GPU many calls follow
+  // each other in a CUDA graph, as in a step, so that beginning and end do not count.
   double median_ms(int64_t runs, const std::function<void()>& body) {
     body();
     GraphCapture capture;

@@ -97,7 +97,8 @@ double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool ro
 }
 
 bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, int64_t num_groups, bool round_robin) {
-  // Contiguous rows go at 1.02 to 1.15 times the rate of others (two H200, docs/measurements/performance/several-gpus.md).
+  // Contiguous rows go at 1.02 to 1.15 times the rate of others (two H200,
+  // docs/measurements/performance/several-gpus.md).
   constexpr double kMinChance = 0.98;
   return ep > 1 && ep <= top_k && num_groups <= 1 && chance_of_part(num_experts, top_k, ep, round_robin) >= kMinChance;
 }
