@@ -32,8 +32,8 @@ struct DqPart {
 };
 
 // The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time. A warpgroup has the first 16
-// kHeld columns of its keys in registers, so the scores read less shared memory: half of 128 columns, for which registers
-// are free.
+// kHeld columns of its keys in registers, so the scores read less shared memory: half of 128 columns, for which
+// registers are free.
 template <int kWidth_>
 struct FusedTile;
 

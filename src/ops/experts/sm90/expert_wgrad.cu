@@ -9,8 +9,8 @@
 //   consumers  two warpgroups of 64 x 256 sums, 128 registers a thread. What they need of a tile is a note beside its
 //              first slot
 // Half of the work of adding a tile to dw is done between the products of two tiles, and the rest between the K steps
-// of the next tile: sm90/expert_wgrad_adder.h, and sm90/expert_wgrad_rounder.h for a dw in bf16. Experts are processed by falling row count, which balances the load of
-// the blocks.
+// of the next tile: sm90/expert_wgrad_adder.h, and sm90/expert_wgrad_rounder.h for a dw in bf16. Experts are
+// processed by falling row count, which balances the load of the blocks.
 #include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "ops/experts/cuda/experts.h"

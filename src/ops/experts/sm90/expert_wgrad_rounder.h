@@ -25,7 +25,8 @@ static_assert(kPlaces * kRoundedBytes == kStagingPlaces * kPieceBytes && kPlaces
 constexpr int kPartsOfBlock = 128 * 256 / 4;  // in float4
 constexpr int kFirstHeldTurn = 2, kFirstLoadTurn = 3, kTurns = kFirstLoadTurn + kPlaces;
 
-// stmatrix_4 and ldmatrix_4 of transposed matrices: word i of a lane holds elements (2 * (lane % 4) + {0, 1}, lane / 4) of matrix i.
+// stmatrix_4 and ldmatrix_4 of transposed matrices: word i of a lane holds elements (2 * (lane % 4) + {0, 1}, lane /
+// 4) of matrix i.
 __device__ __forceinline__ void stmatrix_4_transposed(uint32_t to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w0), "r"(w1),
                "r"(w2), "r"(w3)
@@ -162,8 +163,9 @@ struct SumRounder {
     if constexpr (kGatheredIsLeft) return place + kHalf * 512 + row * 64 + (matrix ^ row / 2) * 16;
     return place + (8 * matrix + row) * 32 + (kHalf ^ row / 4) * 16;
   }
-  // Completes piece kPiece, values[16 kIndex, 16 kIndex + 16), and passes it to the copy engine. A place was loaded once
-  // for each half of a tile, so the half is the parity of its barrier. Without loads the copy engine must have read it.
+  // Completes piece kPiece, values[16 kIndex, 16 kIndex + 16), and passes it to the copy engine. A place was loaded
+  // once for each half of a tile, so the half is the parity of its barrier. Without loads the copy engine must have
+  // read it.
   template <int kPiece, int kIndex, int kNum>
   __device__ __forceinline__ void round(const float (&values)[kNum]) const {
     if (p.accumulate)
