@@ -67,8 +67,8 @@ struct BenchSpec {
   double scale = 1.0;  // scales the sizes, for tests: 1/16 makes every workload tiny
   std::string shape = "bench-cpu";
   BenchRouting routing;
-  // For experts: fp8_block or fp8_tensor multiplies operands that were quantised before, and times weight gradients that
-  // are stored, too.
+  // For experts: fp8_block or fp8_tensor multiplies operands that were quantised before, and times weight gradients
+  // that are stored, too.
   // For moe-layer: times the layer in bf16 and quantised by this recipe, in turns.
   PrecisionRecipe operands = PrecisionRecipe::none;
   int64_t micro_batches = 4;  // for moe-layer with a recipe: micro-batches that share one quantising of the weights
@@ -102,8 +102,8 @@ BenchReport bench_experts(const BenchSpec& spec);
 //   moe_layer_fwd, _fwd_bwd                 from given logits: softmax, top-k and the index count; from
 //                                           a given route where no router could choose it
 //   moe_layer_fwd_router, _fwd_bwd_router   with the router's product, and its backward
-// With operands each is followed by the line of the recipe, whose name ends in _fp8_block or _fp8_tensor. Activations and
-// gradients are quantised in its passes. It has no roofline, because the ceilings are those of bf16.
+// With operands each is followed by the line of the recipe, whose name ends in _fp8_block or _fp8_tensor. Activations
+// and gradients are quantised in its passes. It has no roofline, because the ceilings are those of bf16.
 // Throws Error{usage} for micro_batches below 1. REQUIRES for operands: experts without biases, with SwiGLU.
 BenchReport bench_moe_layer(const BenchSpec& spec);
 

@@ -77,9 +77,9 @@ class BenchSample {
 constexpr double kBf16Tolerance = 4 * 0x1p-8, kF32SumTolerance = 0x1p-10, kF32Tolerance = 0x1p-14;
 
 // The relative error of a sum of products whose operands were quantised, against the numbers before. left: the elements
-// of the left operand; those of the right one are E4M3. An element of E4M3 errs by at most 2^-4 of itself, and of E5M2 by
-// 2^-3: by 0.41 of that in root mean square. So a product of two errs by 0.036, or by 0.057 with E5M2, and so does a sum
-// of such products.
+// of the left operand; those of the right one are E4M3. An element of E4M3 errs by at most 2^-4 of itself, and of
+// E5M2 by 2^-3: by 0.41 of that in root mean square. So a product of two errs by 0.036, or by 0.057 with E5M2, and so
+// does a sum of such products.
 double quantised_error(DType left);
 // The elements of gradients that are operands: E4M3, or E5M2 with fp8_tensor.
 DType gradient_element(PrecisionRecipe recipe);

@@ -23,7 +23,7 @@ namespace moebius {
 namespace {
 
 constexpr double kRowElement = 2;                 // bytes of an element, bf16
-constexpr int kCallsOfAGraph = 20, kReplays = 5;  // of a timed run: 100 calls
+constexpr int kCallsOfAGraph = 20, kReplays = 5;  // 100 calls in each timed run
 
 MeshShape mesh_of(const DispatchBenchSpec& spec, int64_t num_ranks) {
   MOEBIUS_CHECK(usage, spec.etp >= 1 && num_ranks % spec.etp == 0,
@@ -147,7 +147,7 @@ class DispatchRank {
     graph.replay(*device_.gpu);
     synchronize(stream());
   }
-  // Each runs one call on the announced route.
+  // Each of these runs one call on the announced route.
   void dispatch_alone() {
     StackScope scope(plan_.stack());
     Step step{stream(), plan_.stack(), batch_};
@@ -167,8 +167,8 @@ class DispatchRank {
     const Tensor y_RD = step.alloc({dispatcher_->max_rows(shape_.T()), shape_.D}, DType::bf16);
     dispatcher_->combine(step, y_TD_, y_RD, *handle_);
   }
-  // Returns the median time of a call, from when all ranks begin until all have done it. On a GPU many calls follow each
-  // other in a CUDA graph, as in a step, so that beginning and end do not count.
+  // Returns the median time of a call, from when all ranks begin until all have done it. On a GPU many calls follow
+  // each other in a CUDA graph, as in a step, so that beginning and end do not count.
   double median_ms(int64_t runs, const std::function<void()>& body) {
     body();
     GraphCapture capture;
@@ -191,9 +191,10 @@ class DispatchRank {
     return ms[1 + static_cast<size_t>(runs) / 2];
   }
 
-  // Returns how many rows go to ranks, and of these to others, when each row goes to the ranks of its expert. With the
-  // direct dispatcher a token goes once to a rank. With two-level `across` go to other nodes, and of the rows that go
-  // on to ranks `inside` leave the rank that passes them on, which is at the place of this one in its node.
+  // Returns how many rows are sent to ranks, and how many of these to other ranks, if each row is sent to the ranks
+  // of its expert. With the direct dispatcher a token is sent once to a rank. With two-level, `across` counts the
+  // rows for other nodes. `inside` counts the rows that ranks with the place of this one then send to other ranks of
+  // their nodes.
   struct RowsSent {
     int64_t all = 0, others = 0, across = 0, inside = 0;
   };
@@ -328,7 +329,7 @@ DispatchCost cost_of(const DispatchRank& rank, double rows) {
 
 // Rows that leave a rank, in the mean over the ranks.
 struct RowsLeft {
-  double all = 0;                 // with two-level not read
+  double all = 0;                 // not read with two-level
   double across = 0, inside = 0;  // with two-level
 };
 

@@ -45,8 +45,8 @@ class MoeCheck {
   // did not choose.
   MoeCheck(Stream& s, const MoeInputs& in);
 
-  // bounds: of the layer whose results are compared. These throw Error{numerics} where a result is wrong. Otherwise they
-  // add its error to the line (check_sample).
+  // bounds: of the layer whose results are compared. These throw Error{numerics} where a result is wrong. Otherwise
+  // they add its error to the line (check_sample).
   void y(Stream& s, BenchLine& line, const MoeBounds& bounds, const Tensor& y_TD) const;
   // with_router: dx includes the gradient through the logits, which is compared separately.
   void dx(Stream& s, BenchLine& line, const MoeBounds& bounds, const Tensor& dx_TD, bool with_router) const;

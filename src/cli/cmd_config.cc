@@ -88,8 +88,8 @@ bool has_states_on_host(const Engine& engine) {
 
 enum class GpuKind { hopper, other };
 
-// Counts the memory of a rank on one kind of GPU, and keeps its engine in r if it needs more than the engine that r has.
-// Returns the bytes of host memory that the rank pins.
+// Counts the memory of a rank on one kind of GPU, and keeps its engine in r if it needs more than the engine that r
+// has. Returns the bytes of host memory that the rank pins.
 int64_t keep_if_more_loaded(Resolved& r, int rank, GpuKind gpu) {
   auto world = make_dry_run_transport(rank, static_cast<int>(r.mesh.world()));
   EngineSpec spec = counted_engine_spec(r.run, r.mesh, std::min(r.mesh.world(), r.ranks_per_machine));

@@ -28,8 +28,8 @@ struct Options {
   bool has_ranks = false;  // --ranks is given, if only as its default
 };
 
-// Returns the folder that has a machine's file: `machines` of the working directory if the file is there, else the first
-// `machines` in the folders above the program.
+// Returns the folder that has a machine's file: `machines` of the working directory if the file is there, else the
+// first `machines` in the folders above the program.
 std::string machines_folder(const std::string& name) {
   std::error_code ignored;
   const std::filesystem::path here = "machines", file = name + ".toml";

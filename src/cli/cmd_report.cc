@@ -28,8 +28,8 @@ void check_ending(const char* option, const std::string& path, const char* endin
                 "report {} {}: expected a name that ends in {}; give one", option, path, ending);
 }
 
-// Without --out and --csv, one run has its page in its folder. A link there could name any file, and a run may come from
-// someone else.
+// Without --out and --csv, one run has its page in its folder. A link there could name any file, and a run may come
+// from someone else.
 void choose_files(Options& o) {
   if (!o.out.empty() || !o.csv.empty()) return;
   MOEBIUS_CHECK(

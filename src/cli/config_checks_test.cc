@@ -89,8 +89,8 @@ TEST(ConfigVerdict, CountsEmulatedProductsForGpusThatAreNotHoppers) {
   EXPECT_GT(needed_of_other_gpu(engine), needed_of_gpu(Engine(has_kernels)));
 }
 
-// The backward pass of attention needs more scratch than any other op: for Hopper's own kernels, on others for cuDNN, and
-// nearly none for portable kernels.
+// The backward pass of attention needs more scratch than any other op: for Hopper's own kernels, on others for cuDNN,
+// and nearly none for portable kernels.
 TEST(ConfigVerdict, CountsTheScratchOfGpusThatAreNotHoppers) {
   const EngineSpec spec =
       on_no_gpu(small_gpu_run({"model.max_position_embeddings=4096", "train.seq_len=4096", "model.hidden_size=64",

@@ -1,4 +1,4 @@
-// Hierarchical collectives: in a large group a collective runs in levels, in which a rank has few partners.
+// Hierarchical collectives: in a large group a collective runs in levels, and a rank has few partners at each.
 //
 // A rank of a group of n = r_0 r_1 ... r_(L-1) ranks is a number with mixed radices:
 //

@@ -23,9 +23,9 @@ class Control {
 
   std::vector<std::string> gather(const std::string& mine);  // returns the strings of all ranks, on every rank
   std::string from_root(const std::string& text);            // returns rank 0's string on every rank
-  int64_t sum(int64_t mine);                                 // the sum over the ranks
-  int64_t max(int64_t mine);
-  void barrier();
+  int64_t sum(int64_t mine);                                 // returns the sum over the ranks
+  int64_t max(int64_t mine);                                 // returns the maximum over the ranks
+  void barrier();                                            // returns when every rank has called it
   // While the result exists, timeouts are longer than in a step.
   [[nodiscard]] DefaultTimeout::BetweenSteps between_steps() { return transport_.default_timeout().between_steps(); }
 

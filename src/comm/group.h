@@ -13,9 +13,9 @@
 //              group keeps receive buffers of at most kSumPiece elements from each of 8 ranks.
 //   Devices    Every transport moves CPU memory; comm/gpu/gpu_links.h moves GPU memory.
 //              On the null device nothing is moved, and no call waits.
-//   Errors     Error{usage} for wrong shapes and dtypes. Error{distributed} when another rank failed, ended,
-//              or did not join in time: the message names that rank, its coordinates, the collective,
-//              and the last collectives of both ranks.
+//   Errors     Wrong shapes and dtypes are Error{usage}. If another rank failed, ended, or did not join in
+//              time, it is Error{distributed}: the message names that rank, its coordinates, the
+//              collective, and the last collectives of both ranks.
 //   Threads    A group belongs to one rank and is used by one thread at a time.
 #pragma once
 
@@ -30,7 +30,7 @@
 
 namespace moebius {
 
-// A communication in flight. After wait() its tensors may be used again; wait() on an empty Pending does nothing. A
+// A communication in flight. Its tensors may be used again after wait(), which does nothing on an empty Pending. A
 // Pending that is destroyed before wait(), as by an exception, is cancelled.
 class Pending {
  public:
@@ -74,9 +74,9 @@ class Group {
   static constexpr int64_t kSumPiece = 1 << 18;
 
   virtual ~Group() = default;
-  virtual const std::string& name() const = 0;        // "dp"
+  virtual const std::string& name() const = 0;        // such as "dp"
   virtual const std::vector<int>& ranks() const = 0;  // their world ranks, ascending; the index is the group rank
-  virtual int rank() const = 0;                       // the caller's rank in the group
+  virtual int rank() const = 0;                       // the caller's rank in the group, from 0
   int size() const { return static_cast<int>(ranks().size()); }
 
   virtual void all_reduce_sum(Stream& s, Tensor x) = 0;  // x = sum over ranks of x
@@ -84,8 +84,8 @@ class Group {
   virtual void reduce_scatter_sum(Stream& s, Tensor out, Tensor in) = 0;
   // out [size * M, ...] = in [M, ...] of ranks 0, 1, ... along dim 0, any dtype. in may be this rank's rows of out.
   virtual void all_gather(Stream& s, Tensor out, Tensor in) = 0;
-  virtual void all_to_all_v(Stream& s, const AllToAllV& a) = 0;  // any dtype
-  virtual void broadcast(Stream& s, Tensor x, int root) = 0;     // x = x of root, any dtype
+  virtual void all_to_all_v(Stream& s, const AllToAllV& a) = 0;  // exchanges rows of any dtype
+  virtual void broadcast(Stream& s, Tensor x, int root) = 0;     // x = x of the group rank `root`, any dtype
   // Send x to, or receive it from, another rank of the group, any dtype; x is in use until wait(). Messages between two
   // ranks arrive in order, independently of collectives: a send may come before a collective, and its receive after it.
   [[nodiscard]] virtual Pending send(Stream& s, Tensor x, int to) = 0;
@@ -97,8 +97,8 @@ class Group {
   virtual void barrier() = 0;  // returns when every rank has called it
 
   // For waits outside of the calls of the group (comm/peer_window.h). check() throws Error{distributed} if another rank
-  // of the world is known to have failed. A wait longer than timeout_s() must end the run. rank_name() returns "rank 3
-  // (tp 1, ...)".
+  // of the world is known to have failed. A wait longer than timeout_s() must end the run. rank_name() returns the name
+  // of a rank of the group, such as "rank 3 (tp 1, ...)".
   virtual void check() = 0;
   virtual double timeout_s() const = 0;
   virtual std::string rank_name(int rank) const = 0;
@@ -108,8 +108,9 @@ class Group {
   // Makes sent_bytes() and seconds() include this traffic.
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 
-  // Returns the total bytes that this rank has sent to others. With n ranks, and b the bytes of x, or of the larger of
-  // out and in, if n divides the elements (bf16 sums over more than 8 ranks send more, see comm/group_cost.h):
+  // Returns the total bytes that this rank has sent to others. A call of a group of n ranks sends the following, if n
+  // divides the elements; b is the bytes of x, or of the larger of out and in. Sums of bf16 over more than 8 ranks
+  // send more (comm/group_cost.h).
   //   all_reduce_sum                   2 b (n-1)/n
   //   reduce_scatter_sum, all_gather   b (n-1)/n
   //   all_to_all_v                     the rows for others

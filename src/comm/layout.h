@@ -64,7 +64,7 @@ struct MeshShape {
   bool operator==(const MeshShape&) const = default;
 };
 
-// The coordinates of one rank in both views.
+// The coordinates of one rank in both views. Each counts from 0.
 struct RankPlace {
   int64_t tp = 0, cp = 0, dp = 0, pp = 0, etp = 0, ep = 0, edp = 0;
   bool operator==(const RankPlace&) const = default;

@@ -26,17 +26,18 @@ class Mesh {
   Group& cp_block(int64_t size) const;
   // Returns the ranks of etp x ep that are on this rank's node. REQUIRES: shape().nodes_of_experts() > 1.
   Group& node_of_experts() const { return *node_of_experts_; }
-  // The shard_size() consecutive ranks of a group of kGradAxes that this rank is in; the group itself if that is all.
+  // Returns the shard_size() consecutive ranks, of the group of one of kGradAxes, that this rank is in. It is the group
+  // itself if these are all of its ranks.
   Group& shard_group(Axis grad_axis) const;
-  // The bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks, the axis of the ranks
-  // that share experts (etp_ep, or ep if etp = 1) includes the node, and those of kGradAxes include shard_group().
+  // Return the bytes sent, and the seconds waited, in the groups of an axis. cp includes its blocks. The axis of the
+  // ranks that share experts (etp_ep, or ep if etp = 1) includes the node. Those of kGradAxes include shard_group().
   int64_t sent_bytes(Axis axis) const;
   double seconds(Axis axis) const;
 
  private:
   void make_groups(Transport& transport, GpuLinks* links);
   void make_node(Transport& transport);
-  // Calls body(group) for the groups whose traffic counts as that of an axis, but for group(axis).
+  // Calls body(group) for the groups whose traffic counts as that of an axis, except group(axis).
   template <class Body>
   void for_parts(Axis axis, Body&& body) const;
 
@@ -44,8 +45,8 @@ class Mesh {
   MeshShape shape_;
   RankPlace place_;
   std::array<std::unique_ptr<Group>, kNumAxes> groups_;
-  std::vector<std::unique_ptr<Group>> cp_blocks_;                      // [i]: of 2^(i + 1) ranks
-  std::unique_ptr<Group> node_of_experts_;                             // null: they are on one node
+  std::vector<std::unique_ptr<Group>> cp_blocks_;                      // [i]: the block of 2^(i + 1) ranks
+  std::unique_ptr<Group> node_of_experts_;                             // null: the ranks of etp x ep are on one node
   std::array<std::unique_ptr<Group>, kGradAxes.size()> shard_groups_;  // null: all ranks of the group
 };
 

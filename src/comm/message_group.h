@@ -4,8 +4,8 @@
 //
 //   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in the order of
 //                       Group, and sends the sum to all
-//   reduce_scatter_sum  the first half of all_reduce_sum
-//   all_gather          the second half of it
+//   reduce_scatter_sum  the first half of all_reduce_sum: the slices are exchanged and added
+//   all_gather          the second half: the results are exchanged
 //
 // In a group of at most 8 ranks a half is one exchange between all ranks. In a larger group it is an exchange on each
 // level (comm/collective_levels.h). all_to_all_v is always one exchange. With several levels, the collectives of

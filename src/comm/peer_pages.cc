@@ -20,7 +20,7 @@ struct Introduction {
 };
 
 struct Answer {
-  char why[400] = {};  // the reason why it cannot access a rank's memory; empty: it can access that of all
+  char why[400] = {};  // the reason why it cannot access the memory of some rank; empty: it can access that of all
 };
 
 template <size_t kSize>
@@ -54,7 +54,7 @@ std::vector<PeerHandle> exchanged(Group& group, std::vector<PeerHandle>& mine) {
   return theirs;
 }
 
-// Returns why the memory cannot be reached, or nothing.
+// Returns the reason why the memory cannot be accessed, or an empty text.
 std::string open(PeerMemory& memory, const PeerHandle& handle) {
   try {
     memory = PeerMemory(handle);
@@ -70,7 +70,8 @@ std::string first_of(const std::vector<Answer>& answers) {
   return "";
 }
 
-// Every rank writes its number to all windows. Returns a text with the ranks whose numbers did not arrive here, or nothing.
+// Every rank writes its number to all windows. Returns a text with the ranks whose numbers did not arrive here, or an
+// empty text.
 std::string missing_marks_text(Stream& s, Group& group, const PeerPages& pages) {
   const int me = group.rank();
   const int64_t mark = me + 1;

@@ -12,17 +12,19 @@ namespace moebius {
 struct PeerPages {
   std::vector<PeerMemory> memories;  // by rank; this rank's own is empty
   std::vector<std::byte*> windows;   // indexed by rank: the start of its window, as an address in this process
-  bool shares_gpu = false;           // this rank's GPU is another rank's too
+  bool shares_gpu = false;           // another rank uses this rank's GPU too
   // The reason why some rank cannot access the memory of another, the same on every rank; empty if all can.
   std::string why_no_access;
 };
 
-// All ranks of the group call it together. Each passes a window of its memory.
+// Maps the windows of all ranks into this process. All ranks of the group call it together, and each passes a window
+// of its memory.
 PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& window);
 
 // Tests one-sided access with a little memory of the stream's device: every rank writes to all others of its group.
-// Returns why that failed, in the first group of the world in which it did; empty if it worked everywhere. A rank that
-// cannot make memory for the test is such a failure too. All ranks of the world call it together, and get the same text.
+// Returns the reason of the failure in the first group of the world that has one; empty if it worked everywhere. A
+// rank that cannot make memory for the test is a failure too. All ranks of the world call it together, and get the
+// same text.
 std::string why_no_peer_access(Stream& s, Group& group, Group& world);
 
 }  // namespace moebius

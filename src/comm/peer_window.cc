@@ -85,7 +85,7 @@ void PeerWindow::round_on_host(const RoundPlace& place) {
   for (int i = 1; i < n; ++i) wait_for((me + i) % n, count, place);
 }
 
-// Polls, since the flag may be of another process. A longer wait checks the other ranks.
+// Polls, since another process may write the flag. A longer wait checks the other ranks.
 void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   constexpr int kSpins = 200, kYields = 200;
   const std::atomic_ref<uint64_t> flag = flag_at(pages_.windows[group_.rank()], rank);
@@ -105,8 +105,8 @@ void PeerWindow::wait_for(int rank, uint64_t round, const RoundPlace& place) {
   }
 }
 
-// Throws when another rank has failed: its error, after the round in which this rank waits. A flag that has arrived
-// meanwhile ends the wait instead: only a wait that does not end is reported.
+// If another rank has failed, throws its error, with the round in which this rank waits. A flag that has arrived in
+// the meantime ends the wait instead: only a wait that does not end is reported.
 void PeerWindow::check_others(int rank, uint64_t round, const RoundPlace& place) {
   try {
     group_.check();

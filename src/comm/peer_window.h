@@ -7,13 +7,12 @@
 //   Flags     Each rank counts its rounds. In a round it stores its count in the windows of all others (release), and
 //             waits until all others have stored theirs in its own window (acquire). Nothing else is exchanged.
 //   Devices   On the CPU a round returns when all ranks have arrived. On a GPU it is a kernel of one block, which a
-//             CUDA graph may capture; work launched later runs when all ranks have arrived. If ranks of the world
-//             share a GPU (PeerWindow(..., waits_on_host), or ranks of the group do), rounds that are not captured
-//             synchronise on the host, after the stream's work, since a waiting kernel could block the work that it
-//             waits for.
-//   Errors    Error{distributed} when another rank failed, or did not arrive within the group's timeout. It names
-//             that rank, phase, layer, and the rounds expected and seen. On a GPU the host's next wait throws it,
-//             and waiting kernels end.
+//             CUDA graph may capture; work launched later runs when all ranks have arrived. If ranks of the group
+//             share a GPU, or waits_on_host says that others share theirs, a waiting kernel could block the work that
+//             it waits for. Then rounds that are not captured synchronise on the host, after the stream's work.
+//   Errors    If another rank failed, or did not arrive within the group's timeout, a round throws
+//             Error{distributed}. The message names that rank, the phase, the layer, and the rounds expected and
+//             seen. On a GPU the host's next wait throws it, and waiting kernels end.
 #pragma once
 
 #include <deque>
@@ -26,7 +25,7 @@
 
 namespace moebius {
 
-// The place of a round, for error messages: "dispatch", "model.layers.3.mlp".
+// The place of a round, for error messages, such as {"dispatch", "model.layers.3.mlp"}.
 struct RoundPlace {
   const char* phase = "";
   std::string layer;

@@ -8,7 +8,7 @@
 
 namespace moebius {
 
-bool can_sum(DType dtype);  // f32, f64, i64, bf16
+bool can_sum(DType dtype);  // returns true for f32, f64, i64 and bf16
 
 // Computes
 //   out[i] = ((parts[0][i] + parts[1][i]) + parts[2][i]) + ...

@@ -38,7 +38,7 @@ inline Spans blocks_of(const Tensor& x, int size) {
   return blocks;
 }
 
-// Returns counts[r] rows for each rank r, one run after the other.
+// Returns a run of counts[r] rows for each rank r; the runs follow each other.
 inline Spans runs_of(const Tensor& x, std::span<const int64_t> counts) {
   int64_t row_bytes = size_of(x.dtype);
   for (int i = 1; i < x.shape.rank(); ++i) row_bytes *= x.dim(i);

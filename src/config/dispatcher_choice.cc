@@ -10,7 +10,7 @@ namespace moebius {
 
 namespace {
 
-// Returns the choice of ranks that do not reach each other's memory.
+// Returns the choice for ranks that do not reach each other's memory.
 DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
   using enum DispatcherKind;
   if (q.ep <= q.top_k) {
@@ -32,7 +32,7 @@ DispatcherChoice choice_by_messages(const DispatcherChoiceInputs& q) {
                       q.ep, q.top_k)};
 }
 
-// " (0.996 rows per token, 1 with all-gather, 4 with all-to-all)"
+// Returns a text such as " (0.996 rows per token with balanced routing, 1 with all-gather, 4 with all-to-all)".
 std::string rows_text(const DispatcherChoiceInputs& q) {
   if (q.num_experts == 0) return "";
   const RowsOfToken rows = even_rows_of_token(q.num_experts, q.top_k, q.ep, q.etp);
@@ -97,7 +97,8 @@ double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool ro
 }
 
 bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, int64_t num_groups, bool round_robin) {
-  // Contiguous rows go at 1.02 to 1.15 times the rate of others (two H200, docs/measurements/performance/several-gpus.md).
+  // Contiguous rows are sent at 1.02 to 1.15 times the rate of others (two H200,
+  // docs/measurements/performance/several-gpus.md).
   constexpr double kMinChance = 0.98;
   return ep > 1 && ep <= top_k && num_groups <= 1 && chance_of_part(num_experts, top_k, ep, round_robin) >= kMinChance;
 }

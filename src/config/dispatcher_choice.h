@@ -15,8 +15,10 @@ namespace moebius {
 // each other's memory.
 struct PeerReach {
   bool all = false;
-  std::string why;        // a clause, as in "rank 4 is on another machine than rank 0"; empty: not tested
-  bool in_nodes = false;  // not all of them, but those of each node, which are whole (MeshShape::nodes_of_experts)
+  std::string why;  // a clause, as in "rank 4 is on another machine than rank 0"; empty: not tested
+  // Not all of these ranks reach each other's memory, but those of each node do. The nodes are whole
+  // (MeshShape::nodes_of_experts).
+  bool in_nodes = false;
 };
 
 // All inputs of the choice.
@@ -48,9 +50,9 @@ RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, i
 // experts (t K + k) mod E. They are neighbours, so few parts have any of them.
 double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool round_robin = false);
 
-// Returns whether direct sends every token to all ranks that share the experts, in training: with balanced routing at
-// least 98 % of the tokens have experts on each of them. Then the rows of a rank are contiguous, and need no places of
-// their own. num_groups: n_group; where tokens choose among groups of experts, the answer is no.
+// Returns whether direct sends every token to all ranks that share the experts, in training. It does if with balanced
+// routing at least 98 % of the tokens have experts on each of these ranks. Then the rows of a rank are contiguous, and
+// no places are computed from counts. num_groups: n_group; it is false where tokens choose among groups of experts.
 bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, int64_t num_groups, bool round_robin = false);
 
 // Bytes that cross nodes for each column of a token in a layer's step, with balanced routing: x twice and dy
@@ -87,11 +89,11 @@ struct DispatcherChoice {
 //   steps may be captured    allgather, since no count may be read back
 //   ep <= top_k              allgather, since it sends no more than all-to-all
 //   else                     alltoall
-// Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level without nodes.
+// Throws Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level without nodes.
 DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
-// Returns what ranks with consecutive indices reach if ranks_per_machine of them start on each machine. source: how
-// that number is known, for the reason.
+// Returns whose memory the ranks that share experts reach, if ranks_per_machine consecutive ranks start on each
+// machine. source: how that number is known, for the reason.
 PeerReach reach_on_machines(const ParallelSpec& parallel, int64_t ranks, int64_t ranks_per_machine,
                             const std::string& source);
 

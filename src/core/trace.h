@@ -15,8 +15,8 @@ namespace moebius {
 struct Cost {
   double flops = 0;
   double bytes = 0;
-  // The part of `bytes` that is of experts' weights and of their gradients. The number of rows does not change it; flops
-  // and all other bytes of an expert op are proportional to the rows.
+  // The part of `bytes` that is of experts' weights and of their gradients. The number of rows does not change it;
+  // flops and all other bytes of an expert op are proportional to the rows.
   double weight_bytes = 0;
   Cost& operator+=(const Cost& o) {
     flops += o.flops;

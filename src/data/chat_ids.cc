@@ -149,9 +149,9 @@ class TurnFinder {
   }
 
   // A template may print the results of tools between the calls of a turn and its content, as those of Gemma 4 do. Then
-  // the turn has two spans. The first may end with the text that follows the content in a chat of the messages up to this
-  // turn, and the second with the text that follows the content in a chat that ends with the results. Returns nothing for
-  // other turns.
+  // the turn has two spans. The first may end with the text that follows the content in a chat of the messages up to
+  // this turn, and the second with the text that follows the content in a chat that ends with the results. Returns
+  // nothing for other turns.
   std::optional<std::vector<jinja::Span>> parts_around_results(size_t i, size_t begin, const std::string& until) const {
     if (!has_calls(i) || text_.starts_with(until)) return std::nullopt;
     const std::optional<Content> own = content_of(i), there = content_of(i, i + 1, until);

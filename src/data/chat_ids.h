@@ -19,9 +19,9 @@ struct ChatIds {
 // If the template has {% generation %}, the turns are the parts that it encloses. Otherwise a turn begins where the
 // template would ask the assistant to answer. It ends at the end of the chat rendered up to that turn, or after the
 // last end-of-text token there. A token that follows only the last message of a chat is no part of an earlier turn.
-// If a later message changes how the template prints the turn, the turn ends after its content and what follows that in a
-// chat which ends there, or after its calls of tools, before the header of the next message. A turn has two spans if the
-// template prints the results of tools between its calls and its content.
+// If a later message changes how the template prints the turn, the turn ends after its content and what follows that
+// in a chat which ends there, or after its calls of tools, before the header of the next message. A turn has two
+// spans if the template prints the results of tools between its calls and its content.
 // Throws Error{input} "WHO: ..." if a turn cannot be found.
 std::vector<jinja::Span> assistant_spans(const ChatTemplate& chat_template, const Chat& chat,
                                          const jinja::Rendered& whole);

@@ -83,7 +83,8 @@ TEST(Chat, TurnsThatLaterMessagesChange) {
   EXPECT_EQ(turns(asks_for_a_thought, kTwoTurns), "[b</s>][d</s>]");
 }
 
-// Models that call tools think again after each result, and their templates print thoughts after the last question only.
+// Models that call tools think again after each result, and their templates print thoughts after the last
+// question only.
 TEST(Chat, TurnsWithCallsWhoseThoughtsLaterQuestionsRemove) {
   const std::string text =
       "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
@@ -161,8 +162,8 @@ TEST(Chat, CallsAfterAThoughtThatIsLeftOut) {
             "[\n<think></think>" + calls + after + "[\n<think></think>d]");
 }
 
-// In the templates of Gemma 4 an answer to the result of a tool has no header. They end turns with another token than that
-// of the tokenizer, and print a thought only until a user's message follows.
+// In the templates of Gemma 4 an answer to the result of a tool has no header. They end turns with another token than
+// that of the tokenizer, and print a thought only until a user's message follows.
 TEST(Chat, AnswersWithoutAHeaderAfterAThoughtThatIsLeftOut) {
   const std::string text =
       "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
@@ -184,8 +185,8 @@ TEST(Chat, AnswersWithoutAHeaderAfterAThoughtThatIsLeftOut) {
             "[<call>f</call>][b</turn>][d</turn>]");
 }
 
-// The templates of Gemma 4 print the results of tools between the calls of a turn and its content. With the later ones an
-// answer after the results continues the turn, and the turn ends once.
+// The templates of Gemma 4 print the results of tools between the calls of a turn and its content. With the later
+// ones an answer after the results continues the turn, and the turn ends once.
 TEST(Chat, ResultsOfToolsInsideATurn) {
   const auto text = [](const std::string& end_before_an_answer) {
     return "{% for m in messages %}{% if m.role == 'user' %}<turn>user\n{{ m.content }}</turn>"

@@ -123,7 +123,8 @@ bool is_chat(const json& record, const char* key) {
   return at != record.end() && (key == kChatKeys[0] ? !at->is_null() : at->is_array());
 }
 
-// Refuses a text next to a chat, which is ambiguous. Ids next to a chat are not: a chat template may have produced them.
+// Refuses a text next to a chat, which is ambiguous. Ids next to a chat are not: a chat template may have
+// produced them.
 void refuse_chat_beside_text(const json& record, const std::string& who) {
   for (const char* key : kChatKeys)
     MOEBIUS_CHECK(input, !is_chat(record, key),

@@ -29,7 +29,8 @@ int native_code_for(const GpusFound& found, const GpuFound& gpu) {
   return best;
 }
 
-// Returns how to build native code for a GPU in addition to the architectures of this build; empty if cmake/cuda.cmake has none for it.
+// Returns how to build native code for a GPU in addition to the architectures of this build; empty if
+// cmake/cuda.cmake has none for it.
 std::string how_to_build_for(const GpusFound& found, const GpuFound& gpu) {
   const int wanted = 10 * gpu.capability_major;
   if (wanted != 80 && wanted != 100 && wanted != 120) return "";

@@ -42,8 +42,8 @@ GpusFound gpus_found();  // queries this machine
 bool driver_is_too_old(const GpusFound& found);
 // Returns why the kernels of this program cannot run on the GPU with this index; empty if they can.
 std::string why_not_usable(const GpusFound& found, int index);
-// Returns why the GPU with this index did not load a portable kernel, and what to do. error: the name that CUDA gave, such
-// as "cudaErrorInvalidPtx". Returns an empty string for errors with another cause.
+// Returns why the GPU with this index did not load a portable kernel, and what to do. error: the name that CUDA gave,
+// such as "cudaErrorInvalidPtx". Returns an empty string for errors with another cause.
 std::string why_not_loaded(const GpusFound& found, int index, const std::string& error);
 // Returns whether a visible GPU has no native code. Its first run compiles PTX, which may take minutes.
 bool compiles_ptx(const GpusFound& found);

@@ -199,8 +199,8 @@ void Engine::allocate(int64_t stack_bytes) {
   if (spec_.graph && (!links_ || links_->can_capture())) graphs_ = StepGraphs(graph_device(*gpu_));
 }
 
-// Runs the passes once, so that all kernels are loaded before the first step. Loading one waits for all work of the GPU,
-// which in a step may include a receive from a rank that waits for a result of that kernel: a deadlock.
+// Runs the passes once, so that all kernels are loaded before the first step. Loading one waits for all work of the
+// GPU, which in a step may include a receive from a rank that waits for a result of that kernel: a deadlock.
 void Engine::warm_up() {
   Stream s = stream();
   MicroBatch batch = batches_->on_device(0);

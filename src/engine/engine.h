@@ -125,8 +125,8 @@ class Engine {
   bool draws_on_device() const;
   // Computes one token of each sequence and draws the next ones on the GPU, by ops/draw/draw.h. Returns before the GPU
   // has ended. Pass 0 computes the tokens in batch(); each later pass of a series has the same sequences, one position
-  // on, and computes what the pass before it drew. `rule` is that of pass 0. Before a pass is launched, the last but one
-  // must have been waited for.
+  // on, and computes what the pass before it drew. `rule` is that of pass 0. Before a pass is launched, the last but
+  // one must have been waited for.
   void draw_cached(std::span<const CachedRun> runs, int64_t pass, const DrawRule& rule);
   const DeviceDraws& draws() const { return draws_; }  // the ids
   // Writes the logits of num_rows rows of the last forward_cached(), from row `first` on, to host memory: f32

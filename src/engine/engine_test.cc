@@ -211,8 +211,8 @@ TEST(MemoryAdvice, NamesOnlyUnusedSettingsThatWouldHelp) {
             "use more ranks (parallel.tp or pp), a smaller model, or a larger machine");
 }
 
-// Kernels of cuDNN are part of the prediction where cuDNN takes this attention, unless the build has CUDA and no cuDNN. It takes
-// no heads of 16, and nothing on a Hopper GPU with run.kernels = "portable".
+// Kernels of cuDNN are part of the prediction where cuDNN takes this attention, unless the build has CUDA and no
+// cuDNN. It takes no heads of 16, and nothing on a Hopper GPU with run.kernels = "portable".
 TEST(DeviceMemory, CountsCudnnOnlyIfItComputesAttention) {
   const auto code_bytes = [](int64_t head_dim, DType dtype, KernelChoice kernels = KernelChoice::automatic) {
     EngineSpec spec = {.model = huge_spec(DeviceKind::null).model,

@@ -54,8 +54,8 @@ std::unique_ptr<GraphDevice> graph_device(Accelerator& gpu);
 class StepGraphs {
  public:
   // A step of M micro-batches has at most C(M + n - 1, n - 1) sequences of n values of cp, since they are sorted. The
-  // sequences that are captured first keep their graphs, up to this number, and the passes of others stay eager: a graph
-  // of a pipeline has the kernels of a whole step.
+  // sequences that are captured first keep their graphs, up to this number, and the passes of others stay eager: a
+  // graph of a pipeline has the kernels of a whole step.
   static constexpr int64_t kMaxSequences = 8;
 
   StepGraphs() = default;  // every part is eager

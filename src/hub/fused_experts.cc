@@ -42,7 +42,8 @@ FusedPlace packed_place(const ExpertName& expert, const std::vector<int64_t>& sh
 
 namespace {
 
-// Calls run with an integer of this size. Loops have the rows inside, since the stride of the columns is the larger one.
+// Calls run with an integer of this size. Loops have the rows inside, since the stride of the columns is the
+// larger one.
 template <class Run>
 void with_element(int64_t bytes, Run run) {
   switch (bytes) {

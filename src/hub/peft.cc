@@ -37,9 +37,9 @@ std::string pattern_of(const std::string& module) {
   return pattern;
 }
 
-// Returns a pattern that also matches the name without an expert's number, and Mixtral's experts under "mlp". In transformers 5 all experts of
-// a layer are one module, and PEFT 0.21 asks which of its projections the pattern names: "model.layers.0.mlp.experts.w1".
-// If it names none, PEFT drops their adapters without an error.
+// Returns a pattern that also matches the name without an expert's number, and Mixtral's experts under "mlp". In
+// transformers 5 all experts of a layer are one module, and PEFT 0.21 asks which of its projections the pattern
+// names: "model.layers.0.mlp.experts.w1". If it names none, PEFT drops their adapters without an error.
 std::string with_fused_names(std::string pattern) {
   const auto replace = [&](std::string_view from, std::string_view to) {
     if (const size_t at = pattern.find(from); at != pattern.npos) pattern.replace(at, from.size(), to);

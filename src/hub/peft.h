@@ -43,8 +43,8 @@ struct PeftTargets {
   std::vector<std::string> stacked;                     // those of parameters that have twice the rank and alpha
 };
 // Returns the adapter_config.json of these adapters. Names of modules that differ only in their numbers and are all
-// targets become one pattern in target_modules, and such names of parameters become their end. lora_dropout is 0 if PEFT
-// could not load the adapter otherwise.
+// targets become one pattern in target_modules, and such names of parameters become their end. lora_dropout is 0 if
+// PEFT could not load the adapter otherwise.
 nlohmann::json peft_config(const LoraSpec& lora, const std::string& base_model, const PeftTargets& targets);
 
 // Returns the rank and alpha of an adapter_config.json. who: the file, for messages.
@@ -57,9 +57,9 @@ LoraSpec parse_peft_config(std::string_view text, const std::string& who);
 // An open folder in the format of PEFT.
 class PeftFolder {
  public:
-  // model: its family and sizes; the rank is that of the folder. Throws Error{input} for a folder without the two files,
-  // for a config that parse_peft_config() refuses, for tensors with other names, for a matrix with two tensors of the
-  // same kind, and for experts' tensors that is_exchanged() refuses.
+  // model: its family and sizes; the rank is that of the folder. Throws Error{input} for a folder without the two
+  // files, for a config that parse_peft_config() refuses, for tensors with other names, for a matrix with two tensors
+  // of the same kind, and for experts' tensors that is_exchanged() refuses.
   PeftFolder(const std::string& dir, const ExpertAdapters& model);
 
   const LoraSpec& lora() const { return lora_; }  // rank and alpha; targets are empty

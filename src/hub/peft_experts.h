@@ -12,7 +12,8 @@
 // zeros: gate and up share an A of twice the rank.
 //
 // PEFT before 0.19 interprets each [out, in] of the parameter as [in, out], which is right only for gpt_oss. In its
-// adapters of other families A and B are exchanged: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such adapters are read, not written.
+// adapters of other families A and B are exchanged: A [E * rank, 2I] and B [H, rank * E] of gate_up_proj. Such
+// adapters are read, not written.
 //
 // Names do not identify the parameters: PEFT wraps gate_up_proj first, so its tensors are those of
 // "mlp.experts.base_layer" if down_proj has an adapter too, and else of "mlp.experts". Shapes identify them.
@@ -45,9 +46,9 @@ enum class ExpertMatrix : uint8_t { gate_up, down };
 
 // Returns the place of one expert's A or B, which is [rank, in] or [out, rank], or has twice the rank where
 // share_wide_a. part: its canonical name,
-// "{prefix}mlp.experts.{e}.gate_up_proj.lora_A.weight", "...gate_proj.lora_B.weight" and so on. The name of the place is
-// that of the tensor without PEFT's prefix. Returns nothing for other names. gate_proj or up_proj may have its own A
-// where they are stacked, or where the other one has no adapter.
+// "{prefix}mlp.experts.{e}.gate_up_proj.lora_A.weight", "...gate_proj.lora_B.weight" and so on. The name of the place
+// is that of the tensor without PEFT's prefix. Returns nothing for other names. gate_proj or up_proj may have its own
+// A where they are stacked, or where the other one has no adapter.
 std::optional<FusedPlace> expert_adapter_place(const ExpertAdapters& x, const std::string& part);
 
 // Returns the layer's prefix for a module of experts; nothing for other modules.

@@ -80,8 +80,8 @@ struct Band {
   int64_t scales_of_row = 0;
 };
 
-// Scales belong to blocks of the whole tensor. So rows are read from the beginning of a block, unless all of them are in
-// one block, and the columns are cut out of them.
+// Scales belong to blocks of the whole tensor. So rows are read from the beginning of a block, unless all of them are
+// in one block, and the columns are cut out of them.
 Band read_band(const HfFolder& folder, const TensorSource& source) {
   const int64_t width = source.row_stride, block = source.packing.block_rows;
   const int64_t first_row = source.offset / width, last_row = first_row + source.rows - 1;

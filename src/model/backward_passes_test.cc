@@ -278,9 +278,9 @@ std::map<std::string, int64_t> more_ops(const ModelSpec& model, const RecomputeS
   return more;
 }
 
-// A layer that is recomputed runs each op once whose results backward reads: not the router, nor the down projection of the
-// experts and their combination. A long sequence also projects q, k and v once more, and computes their input for it
-// and for their weight gradients. The other names keep attention's output: no attention, no output projection.
+// A layer that is recomputed runs each op once whose results backward reads: not the router, nor the down projection
+// of the experts and their combination. A long sequence also projects q, k and v once more, and computes their input
+// for it and for their weight gradients. The other names keep attention's output: no attention, no output projection.
 TEST(BackwardPassesOfChunks, RecomputeRunsOnlyWhatBackwardReads) {
   ModelSpec model = moe_model();
   model.num_layers = 1;

@@ -54,8 +54,8 @@ class Block {
   std::vector<KeptTensor> kept(const Saved& saved) const;
 
  private:
-  // The common code of forward() and forward_cached(). attend(y_TD, norm) and feed(y_TD, norm) compute a half of the layer,
-  // with the norm before it.
+  // The common code of forward() and forward_cached(). attend(y_TD, norm) and feed(y_TD, norm) compute a half of the
+  // layer, with the norm before it.
   template <class Attend, class Feed>
   void run_forward(Step& step, Residual& residual, Saved& saved, Attend attend, Feed feed) const;
   Attention::Input attention_input(Step& step, Saved& saved) const;  // valid as long as both arguments

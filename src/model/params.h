@@ -265,8 +265,8 @@ class ParamTable {
 };
 
 // Reads, or replaces, the f32 masters of the owned elements [first, first + values.size()) of a parameter with a
-// remainder, which have no tensor of their own. `values` is in host memory; these return when the copies have ended. The
-// halves are copied through host memory for `piece` elements.
+// remainder, which have no tensor of their own. `values` is in host memory; these return when the copies have ended.
+// The halves are copied through host memory for `piece` elements.
 void read_masters(Stream& s, const Param& p, int64_t first, std::span<float> values, int64_t piece = kMastersPiece);
 void write_masters(Stream& s, const Param& p, int64_t first, std::span<const float> values,
                    int64_t piece = kMastersPiece);

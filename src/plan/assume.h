@@ -58,8 +58,8 @@ struct Assumptions {
 };
 
 // Parses one KEY=VALUE from each text. Keys: system, dispatcher, graphs, expert_overlap, precision, permutation,
-// recompute, tp_overlap, cross_entropy, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a run's
-// metrics.jsonl. X: rows of the busiest rank over the mean.
+// recompute, tp_overlap, cross_entropy, load, jitter, straggler, tokens. load = balanced | zipf:S | rank:X | FILE, a
+// run's metrics.jsonl. X: rows of the busiest rank over the mean.
 // Throws Error{usage} for an unknown key or value, with the known ones; Error{io} or Error{input} for FILE.
 Assumptions parse_assumptions(const std::vector<std::string>& texts);
 std::string to_string(const Assumptions& a);

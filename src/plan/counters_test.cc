@@ -22,9 +22,9 @@ namespace {
 
 const std::string kSource = MOEBIUS_SOURCE_DIR;
 
-// The planner leaves out the values exchanged at the end of a step: losses, the norm, loads of routers, and parts of one value.
-// The metrics of routers are sums of E + 1 integers and of 3 numbers for each layer, of which a message between two ranks
-// has a half.
+// The planner leaves out the values exchanged at the end of a step: losses, the norm, loads of routers, and parts of
+// one value. The metrics of routers are sums of E + 1 integers and of 3 numbers for each layer, of which a message
+// between two ranks has a half.
 std::function<bool(int64_t num_bytes)> is_planned(const RunSpec& run) {
   std::set<int64_t> unplanned{0, 8, 32};  // 32: the counts of all-to-all (unseen_messages())
   const int64_t L = (run.model.num_moe_layers() + run.model.num_mtp_layers) / run.parallel.pp;

@@ -17,8 +17,8 @@ namespace {
 using nlohmann::json;
 
 constexpr double kPrior = 0.05;  // a share that is 30 % from its measured value costs as much as a row that is 7 % off
-// Rows move the shares of links less than other shares, since the links of GPUs inside a domain, and Megatron Core's, were
-// measured by themselves.
+// Rows move the shares of links less than other shares, since the links of GPUs inside a domain, and Megatron Core's,
+// were measured by themselves.
 constexpr double kPriorOfLinks = 1;
 constexpr int kRounds = 12;
 constexpr double kStep = 0.02;  // of a numerical derivative, in ln(share)

@@ -55,8 +55,8 @@ struct FitResult {
 FitResult fit(PartLibrary& parts, const std::vector<FitRow>& rows, const std::map<std::string, PlanMachine>& machines,
               bool leave_one_out);
 
-// Returns the texts of the machine files with the fitted shares, by the name of the file. A machine that the rows give as
-// a path has the name of that file.
+// Returns the texts of the machine files with the fitted shares, by the name of the file. A machine that the rows
+// give as a path has the name of that file.
 // Throws Error{input} for a fitted share that no machine file may have, and for two machines of one file name.
 std::map<std::string, std::string> machine_files(const FitResult& result);
 

@@ -134,7 +134,8 @@ struct PartKeyHash {
 // The parts of a model, each run once for each set of values that it depends on. Threads may share a library.
 class PartLibrary {
  public:
-  // Returns the part of a stage. policy: policy_of(spec). splits: other passes may come between its two backward passes.
+  // Returns the part of a stage. policy: policy_of(spec). splits: other passes may come between its two
+  // backward passes.
   // REQUIRES: spec is resolved.
   const PartWork& part(const EngineSpec& spec, const StageSpec& stage, size_t policy, bool splits);
   // Does the same for callers that need only times and parameters. The part may then be composed of simpler parts, and

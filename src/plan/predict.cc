@@ -277,8 +277,8 @@ double Predicting::offload_seconds(int64_t pp_rank) {
 }
 
 // Adds the time of masters, states and sums of gradients on the host. They are read and written over its link in both
-// directions at once. An update may overlap with the first forward pass of layers, whose activations share the link; the
-// head needs weights that come last. Each micro-batch except the first reads the sums to which it adds.
+// directions at once. An update may overlap with the first forward pass of layers, whose activations share the link;
+// the head needs weights that come last. Each micro-batch except the first reads the sums to which it adds.
 void Predicting::add_host_link(const RankParams& params) {
   const OptimizerSpec& o = run_.optimizer;
   const double link = machine_.link_gb_s * 1e9;
@@ -305,8 +305,8 @@ double Predicting::offloaded_bytes(const StageSpec& stage) {
   return bytes;
 }
 
-// Adds the update. The exchange of gradients overlaps with the last backward pass, and the exchange of weights with the first
-// forward pass.
+// Adds the update. The exchange of gradients overlaps with the last backward pass, and the exchange of weights with
+// the first forward pass.
 void Predicting::add_update() {
   const RankParams params = rank_params(parts_, layout_, slowest_);
   const double memory = context_.machine.memory_tb_s * 1e12 *

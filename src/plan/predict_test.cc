@@ -397,8 +397,8 @@ TEST(Predict, SupportsManyRanks) {
   EXPECT_EQ(p.ranks, 102400);
   EXPECT_GT(p.step_s, 0);
   EXPECT_GT(p.messages, 1000);
-  // Rank 0 receives a greeting from each other rank and sends it a table of all. The others are connected only to it, and
-  // the identities of their groups.
+  // Rank 0 receives a greeting from each other rank and sends it a table of all. The others are connected only to it,
+  // and the identities of their groups.
   EXPECT_GT(p.start_up.messages_rank_0, 5 * 102399);
   EXPECT_GE(p.start_up.messages_rank, 1 + 4);
   EXPECT_LE(p.start_up.messages_rank, 1 + 4 + kNumAxes);

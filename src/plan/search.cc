@@ -265,8 +265,8 @@ std::string refusal_of(Body&& body) {
   }
 }
 
-// Returns why the checks of a run refuse the candidate; empty if they accept it. run: a copy of run_; its layout becomes
-// that of c.
+// Returns why the checks of a run refuse the candidate; empty if they accept it. run: a copy of run_; its layout
+// becomes that of c.
 std::string Search::refusal(RunSpec& run, const Candidate& c) const {
   set_layout(run, run_, c);
   return refusal_of([&] {

@@ -73,14 +73,15 @@ struct SearchLimits {
        chooses_schedule = true;
 };
 
-// Returns every layout: tp, cp and its method, pp, vpp, schedule, ep, etp, dispatcher, micro-batch and recipe. Nothing is
-// recomputed unless memory.recompute is named. Each other memory choice is the first one of the functions below.
-// The candidates of a group share their parts (plan/part.h).
+// Returns every layout: tp, cp and its method, pp, vpp, schedule, ep, etp, dispatcher, micro-batch and recipe.
+// Nothing is recomputed unless memory.recompute is named. Each other memory choice is the first one of the functions
+// below. The candidates of a group share their parts (plan/part.h).
 std::vector<std::vector<Candidate>> search_space(const RunSpec& run, int64_t ranks, const SearchLimits& limits);
 
-// Returns the values of memory.expert_rows to try, the fastest first; empty: "auto". The first is 0, which plans for the
-// worst case. The second is the run's own, or 1.25 where that is "auto". It is larger if the busiest rank of the assumed
-// load would have more rows than that. With ep = etp = 1 there is one value: no rank can have more rows than the budget.
+// Returns the values of memory.expert_rows to try, the fastest first; empty: "auto". The first is 0, which plans for
+// the worst case. The second is the run's own, or 1.25 where that is "auto". It is larger if the busiest rank of the
+// assumed load would have more rows than that. With ep = etp = 1 there is one value: no rank can have more rows than
+// the budget.
 std::vector<std::optional<double>> row_budgets(const RunSpec& run, const ParallelSpec& layout,
                                                const SearchLimits& limits);
 

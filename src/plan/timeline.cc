@@ -151,8 +151,8 @@ PassTime time_of(const Prediction& p, const Action& a) {
   return time -= stage.backward_weight;
 }
 
-// Adds the rows of a pipeline rank's axes. Those of the pipeline have the messages between stages, which leave at the end
-// of a pass, one after another.
+// Adds the rows of a pipeline rank's axes. Those of the pipeline have the messages between stages, which leave at the
+// end of a pass, one after another.
 void add_communication(TraceText& text, const Prediction& p, size_t rank) {
   const auto row = [&](size_t axis) { return rank * kNumAxes + axis; };
   std::array<bool, kNumAxes> is_named{};

@@ -29,7 +29,7 @@ bool is_quantized(const std::string& op, const TimeContext& c) {
 }
 
 // Returns whether the op runs Moebius' portable kernels on a GPU that has others: with run.kernels = "portable", and
-// in attention with heads that neither the others nor cuDNN support, or where cuDNN is slower (ops/attention/attention_choice.cc).
+// in attention with heads that only they support, or where cuDNN is slower (ops/attention/attention_choice.cc).
 bool is_portable(const OpWork& op, const TimeContext& c) {
   if (!c.machine.is_gpu || c.assume.system != PlanSystem::moebius) return false;
   const bool is_attention = op.kind == KernelClass::attention_forward || op.kind == KernelClass::attention_backward;
@@ -79,9 +79,9 @@ double rate(const TimeContext& c, const OpWork& op) {
   return peak * share(Share::products);
 }
 
-// Returns the seconds in which a GPU finds the largest logits for QK-clip, after an op of the forward pass of attention:
-// a portable kernel recomputes the scores (ops/attention/cuda/attention_max_logit.cu). On a CPU they are found
-// in the forward pass itself.
+// Returns the seconds in which a GPU finds the largest logits for QK-clip, after an op of the forward pass of
+// attention: a portable kernel recomputes the scores (ops/attention/cuda/attention_max_logit.cu). On a CPU they are
+// found in the forward pass itself.
 double max_logit_seconds(const TimeContext& c, const OpWork& op) {
   const bool is_own = c.machine.is_gpu && c.assume.system == PlanSystem::moebius;
   const bool clips = c.spec.optimizer && c.spec.optimizer->qk_clip > 0;
@@ -197,8 +197,8 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
 }
 
 // With parallel.expert_overlap = "batch_split", rows move in parts that overlap with products of the part before them
-// (model/moe/dispatched_experts_parts.cc): a near part, which two ranks do not have, and a far one. The first of two products
-// has two thirds of the time of experts. dy, one of three exchanges of a backward pass, overlaps with a third of theirs.
+// (model/moe/dispatched_experts_parts.cc): a near part, which two ranks do not have, and a far one. The first of two
+// products has two thirds of the time of experts. dy, one of three exchanges of backward, overlaps with a third of it.
 void overlap_parts(PassTime& forward, PassTime& backward, const TimeContext& c) {
   const int64_t num_ranks = c.spec.mesh.ep * c.spec.mesh.etp;
   if (num_ranks == 1) return;

@@ -58,8 +58,8 @@ double memory_rate(const TimeContext& c);
 // other ranks, and its sums in rank order are a pass of their own over the parts that arrived.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
-// Returns the seconds of memory traffic of such a call on a GPU, which computing beside it loses: the bytes that it reads
-// to send and those that arrive, and sums in rank order.
+// Returns the seconds of memory traffic of such a call on a GPU, which computing beside it loses: the bytes that it
+// reads to send and those that arrive, and sums in rank order.
 double memory_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 // Returns the seconds that compute loses to the hidden part of exchanges that take `all` seconds: multiprocessors, and
 // memory_s seconds of memory traffic in all.

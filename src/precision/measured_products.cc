@@ -7,8 +7,8 @@
 namespace moebius {
 namespace {
 
-// Measured with `moebius bench precision` on one H200, 2026-11-29 (docs/measurements/precision.md, "Times of products").
-// Experts of few rows are bound by the sums of their gradients in memory.
+// Measured with `moebius bench precision` on one H200, 2026-11-29 (docs/measurements/precision.md, "Times of
+// products"). Experts of few rows are bound by the sums of their gradients in memory.
 constexpr std::array kFp8Block = {
     // bench_qwen3_30b_a3b_8layers, 32768 tokens in a micro-batch
     MeasuredProduct{{false, 32768, 5120, 2048}, {0.862, 0.620}, {0.863, 0.673}, PassPair{0.876, 0.777}},

@@ -36,16 +36,16 @@ struct QuantizeContext {
   Stream& stream;
   StepStack& stack;  // gets the quantised copies
   Tensor draw_2;     // i64 [step, first row]; read by nvfp4's gradients alone
-  // counts: log.precision counts the operands of this pass. counts_forward: also x of y = x W^T; false in backward passes,
-  // which may quantise it once more.
+  // counts: log.precision counts the operands of this pass. counts_forward: also x of y = x W^T; false in backward
+  // passes, which may quantise it once more.
   bool counts = true, counts_forward = true;
 };
 
 // Rows of x and dy that are sorted by expert, as in Quantize (ops/quantize/quantize.h). Empty: no experts.
 struct RowGroups {
   Tensor offsets_e1, token_R;
-  // With ScaleRanks: where the largest magnitude is looked for, if that is not in the rows alone; may be empty. They are
-  // rows of the micro-batch of this rank.
+  // With ScaleRanks: where the largest magnitude is looked for, if that is not in the rows alone; may be empty. They
+  // are rows of the micro-batch of this rank.
   Tensor measured = {};
   // Statistics count the rows of `measured` instead: other ranks may have the rows too, and some places have none.
   bool counts_measured = false;
@@ -61,8 +61,8 @@ struct ExpertRange {
   int64_t first = 0, all = 1;
 };
 
-// The ranks that share a tensor whose scale covers all of it (fp8_tensor and nvfp4). They exchange its largest magnitude,
-// so that all of them have the scale of the whole. Null: the rank has all of it.
+// The ranks that share a tensor whose scale covers all of it (fp8_tensor and nvfp4). They exchange its largest
+// magnitude, so that all of them have the scale of the whole. Null: the rank has all of it.
 struct ScaleRanks {
   Group* rows = nullptr;     // the ranks that have rows or columns of x and dy
   Group* weights = nullptr;  // the ranks that have parts of w
@@ -88,8 +88,8 @@ bool scales_whole_tensors(PrecisionRecipe recipe);
 // and 1 with recipe none and with fp8_tensor, which has no blocks.
 int64_t split_multiple(PrecisionRecipe recipe);
 
-// A GPU computes the products of a parameter with fp8_tensor in one of two ways. fp8_block has only kernels, which refuse
-// some shapes, and other recipes are always emulated.
+// A GPU computes the products of a parameter with fp8_tensor in one of two ways. fp8_block has only kernels, which
+// refuse some shapes, and other recipes are always emulated.
 enum class GpuProducts { emulated, f8_kernels };
 
 // Returns whether products are emulated on the device of a stream. `products`: of fp8_tensor.
@@ -130,8 +130,8 @@ class ProductPrecision {
   // With WeightGradientPrecision::compute operands are the tensors themselves.
   Operand x_for_dw(const QuantizeContext& c, Tensor x_TC, const RowGroups& rows = {}) const;
   Operand dy_for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& rows = {}) const;
-  // Returns both, {dy, x}. With ScaleRanks one message has the largest magnitudes of both. REQUIRES: rows of experts are
-  // the same tokens in both.
+  // Returns both, {dy, x}. With ScaleRanks one message has the largest magnitudes of both. REQUIRES: rows of experts
+  // are the same tokens in both.
   std::pair<Operand, Operand> for_dw(const QuantizeContext& c, Tensor dy_TC, const RowGroups& dy_rows, Tensor x_TC,
                                      const RowGroups& x_rows) const;
 
@@ -164,8 +164,8 @@ class ProductPrecision {
     Tensor all_WB;
     int64_t first = 0;
   };
-  // How rows are quantised. transposed: the operand is one of dW. draws: elements are rounded stochastically. sums_5: the
-  // statistics to which they add; empty: none.
+  // How rows are quantised. transposed: the operand is one of dW. draws: elements are rounded stochastically. sums_5:
+  // the statistics to which they add; empty: none.
   struct Rounding {
     const Format& format;
     bool transposed = false, draws = false;

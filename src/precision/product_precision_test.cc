@@ -169,8 +169,8 @@ TEST(ProductPrecisionOnGpu, KernelsForScalesOfTensorsGetQuantisedOperands) {
   EXPECT_FALSE(has_f8_products({48, 40}));
 }
 
-// On a GPU the products of the other recipes are emulated. They multiply the values of the CPU's operands, those of nvfp4
-// rounded to bf16 and without the Hadamard transform.
+// On a GPU the products of the other recipes are emulated. They multiply the values of the CPU's operands, those of
+// nvfp4 rounded to bf16 and without the Hadamard transform.
 TEST_P(ProductPrecisionTest, EmulatedProductsAreNearTheExactOnes) {
   if (!testing::accelerator()) GTEST_SKIP() << Accelerator::why_missing();
   Stream s = testing::stream_on(DeviceKind::cuda, pool_);
@@ -354,7 +354,8 @@ struct CpuDevice {
 class OperandsOfTwoRanks : public ::testing::TestWithParam<Halves> {};
 
 // The largest element is far above those of the other half, whose own scale would be smaller. A half that had it would
-// have other bytes in all of its elements. Draws are those of the whole too. The largest elements of x and dy differ too, since one message has both.
+// have other bytes in all of its elements. Draws are those of the whole too. The largest elements of x and dy differ
+// too, since one message has both.
 TEST_P(OperandsOfTwoRanks, HaveTheBytesOfTheWhole) {
   const Halves& c = GetParam();
   const Shape shapes[] = {{256, 64}, {256, 96}, {96, 64}, {3, 96, 64}};

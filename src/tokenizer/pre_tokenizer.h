@@ -56,8 +56,8 @@ class PreTokenizer {
   void add(const JsonField& field);
   void add_byte_level(const JsonField& field);
   void add_metaspace(const JsonField& field);
-  // Adds a stage that cuts at the spans of `cutter`. invert: its matches count as the text between matches, and the text
-  // between them as matches.
+  // Adds a stage that cuts at the spans of `cutter`. invert: its matches count as the text between matches, and the
+  // text between them as matches.
   template <class Cutter>
   void add_split(Cutter cutter, SplitBehavior behavior, bool invert = false);
 

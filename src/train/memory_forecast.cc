@@ -48,8 +48,8 @@ void load_products(Stream s, DType compute, int64_t lora_rank) {
 }
 
 // Outside the plan, in MiB: the heap's buffers of files, logs and products, and in f32 the blocks that the BLAS library
-// packs and the code that it generates for further shapes. They were read from the pages of runs with one and two threads
-// (docs/measurements/memory.md).
+// packs and the code that it generates for further shapes. They were read from the pages of runs with one and two
+// threads (docs/measurements/memory.md).
 constexpr double kHeap = 2.75, kOfF32 = 4;
 // The same of a thread: its heap, and blocks that the library packs for products with few columns.
 constexpr double kHeapOfThread = 0.25, kFewColumns = 2.1;

@@ -40,8 +40,8 @@ struct StepReport {
     double peak_over_budget = 0;  // the most rows that any rank had to keep at a time, relative to the budget
   };
   std::optional<ExpertRowsReport> expert_rows;
-  // With log.precision, of the operands that quantising made in a layer, on all ranks: the number of elements that are not
-  // zero, shares of them, and the range of their scales (ops/quantize/quantize.h).
+  // With log.precision, of the operands that quantising made in a layer, on all ranks: the number of elements that
+  // are not zero, shares of them, and the range of their scales (ops/quantize/quantize.h).
   struct PrecisionReport {
     int64_t layer = 0;
     double elements = 0;

@@ -151,7 +151,8 @@ void check_adapters(const AdapterReader& adapters, const ModelCatalog& base) {
                 problem("without their partner", alone));
 }
 
-// w += scale * b [out, r] a [r, in], where w is a slice of [out, in]. The bits of an element do not depend on the slice.
+// Adds scale * b a to w, a slice of [out, in]; b is [out, r] and a is [r, in]. The bits of an element do not depend on
+// the slice.
 void add_product(float* w, const TensorSlice& slice, const std::vector<float>& a, const std::vector<float>& b,
                  int64_t rank, float scale) {
   const int64_t in = std::ssize(a) / rank;

@@ -70,9 +70,9 @@ struct AdapterExport {
 };
 struct AdapterExportResult {
   int64_t num_tensors = 0, bytes = 0;
-  // True if PEFT, which converts the names of transformers 4 for transformers 5, would lose or refuse some of them: those
-  // of MLPs of an MoE model that are no routed experts, and those of gate or up alone. Of qwen2_moe it is those of routed
-  // experts and routers.
+  // True if PEFT, which converts the names of transformers 4 for transformers 5, would lose or refuse some of them:
+  // those of MLPs of an MoE model that are no routed experts, and those of gate or up alone. Of qwen2_moe it is those
+  // of routed experts and routers.
   bool needs_fused_experts = false;
 };
 // Writes a folder of PEFT, tensors in f32. It appears whole or not at all. Without fused_experts the names are those of

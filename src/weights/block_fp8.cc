@@ -42,8 +42,8 @@ float power_of_two(const float* x, const Block& b, int64_t cols) {
   return power_of_two_scale(largest, top_exponent(DType::f8_e4m3));
 }
 
-// vLLM joins the rows of q, k and v, and of a gate and its up projection. It places the scales of a part by the blocks of
-// the parts before it, so only the last part may end within a block.
+// vLLM joins the rows of q, k and v, and of a gate and its up projection. It places the scales of a part by the
+// blocks of the parts before it, so only the last part may end within a block.
 bool has_whole_blocks(const ParamSpec& spec) {
   const int64_t rows = block_size(ScaleLayout::square_blocks).rows;
   return spec.kind != ParamKind::matrix ||

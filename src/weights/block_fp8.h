@@ -32,9 +32,10 @@ struct BlockFp8 {
 // (ops/quantize/quantize.h). Without released scales blocks are 128 x 128.
 BlockFp8 to_block_fp8(const float* x, int64_t rows, int64_t cols, const ReleasedScales& released);
 
-// Returns the matrices of a model that are exported in this form if it was not released in it, by canonical name. They are
-// those whose products the recipe fp8_block quantises: of projections, dense and shared MLPs, and experts. vLLM joins q, k
-// and v, and a gate and up, so these are left out where q, k or the gate has rows beyond its whole blocks.
+// Returns the matrices of a model that are exported in this form if it was not released in it, by canonical name.
+// They are those whose products the recipe fp8_block quantises: of projections, dense and shared MLPs, and
+// experts. vLLM joins q, k and v, and a gate and up, so these are left out where q, k or the gate has rows beyond
+// its whole blocks.
 std::vector<std::string> block_fp8_matrices(const ModelCatalog& catalog);
 
 }  // namespace moebius

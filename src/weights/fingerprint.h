@@ -1,10 +1,10 @@
-// The fingerprint of a model's weights shows whether two folders hold the same ones, without reading all of them. It does
-// not depend on the path, on the files that the tensors are in, on the names and the layout of experts there, or on the
-// ranks that compute it.
+// The fingerprint of a model's weights shows whether two folders hold the same ones, without reading all of them. It
+// does not depend on the path, on the files that the tensors are in, on the names and the layout of experts there, or
+// on the ranks that compute it.
 //
-// A tensor contributes its name, its shape and some of its elements: all of a small tensor, else short pieces of rows at
-// even distances. So another model, a training step, or a merged adapter changes the fingerprint, but a change of few
-// elements may not. Sampling reads much less than one per cent of a large model.
+// A tensor contributes its name, its shape and some of its elements: all of a small tensor, else short pieces of rows
+// at even distances. So another model, a training step, or a merged adapter changes the fingerprint, but a change of
+// few elements may not. Sampling reads much less than one per cent of a large model.
 #pragma once
 
 #include <cstddef>

@@ -29,8 +29,8 @@ std::optional<RunSpec> read_run_spec(const std::string& path);
 // An adapter is added to the weights first, each rank to its shards.
 std::vector<NotFinite> load_weights(Stream& s, Model& model, const std::string& path, const AddedAdapter& adapter = {});
 
-// Checks that a folder's tensors are those of the model, and an adapter one of it. Throws the same Error{input} as load_weights(), before memory
-// is allocated, since the sizes in a config.json or a recipe may be wrong.
+// Checks that a folder's tensors are those of the model, and an adapter one of it. Throws the same Error{input} as
+// load_weights(), before memory is allocated, since the sizes in a config.json or a recipe may be wrong.
 // Tensors of multi-token prediction are ignored.
 void check_weights(const std::string& path, const ModelSpec& model, const AddedAdapter& adapter = {});
 

@@ -100,7 +100,8 @@ int main(int argc, char** argv) {
   std::string way = argc > 1 ? argv[1] : "";
   const bool in_round = take_round(way);
   if (argc > 2) set_fault_on_rank_1(argv[2]);
-  // A rank that throws before the run must be known before others have waited too long for it, however slow the machine is.
+  // A rank that throws before the run must be known before others have waited too long for it, however slow the
+  // machine is.
   const bool throws_early = argc > 2 && std::string_view(argv[2]).ends_with(":throw");
   const moebius::WorldOptions options{.timeout_s = throws_early ? 30.0 : 3.0,
                                       .coordinates = [](int r) { return "dp " + std::to_string(r); }};

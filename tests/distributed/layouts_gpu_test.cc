@@ -76,8 +76,9 @@ const GpuLayout kLayouts[] = {
     {"pp2_frozen_tied", 2, {.pp = 2}, {.tied = true, .freeze = kTable}},
 };
 
-// The same layouts, where this is possible with widths that are multiples of 16. Their steps are short, since their runs
-// are compared with each other: each rank has two micro-batches, and twice as many as stages where there is a pipeline.
+// The same layouts, where this is possible with widths that are multiples of 16. Their steps are short, since
+// their runs are compared with each other: each rank has two micro-batches, and twice as many as stages where
+// there is a pipeline.
 std::vector<GpuLayout> portable_layouts() {
   std::vector<GpuLayout> layouts(std::begin(kLayouts), std::end(kLayouts));
   for (GpuLayout& c : layouts) {
@@ -138,7 +139,8 @@ TEST_P(GpuLayouts, CapturingAndOverlapChangeNoBit) {
   });
 }
 
-// Sharded gradients have the same bits where each rank has one micro-batch. Steps are captured where each rank has a GPU.
+// Sharded gradients have the same bits where each rank has one micro-batch. Steps are captured where each rank has
+// a GPU.
 TEST_P(GpuLayouts, ShardedLayersChangeNoBit) {
   const GpuLayout& c = GetParam();
   run_ranks(c.ranks, [&](Transport& world) {

@@ -341,7 +341,8 @@ TEST(OptimizerFormats, AreTheSameOnTheHost) {
   }
 }
 
-// On a pipeline an update may overlap with the first passes of the next step. On other layouts weights are sent after it.
+// On a pipeline an update may overlap with the first passes of the next step. On other layouts weights are sent
+// after it.
 TEST(OptimizerFormats, AreTheSameOnTheHostOverlappedWithPasses) {
   const TestDir dir;
   const OnRanks all[] = {{2, {.pp = 2}}, {2, {.pp = 2, .vpp = 2}}, {2, {}}};

@@ -207,9 +207,9 @@ class TensorScalesOnGpuRanks : public ::testing::TestWithParam<TensorScaleLayout
   }
 };
 
-// In f32 every product is emulated, so the first loss is that of one GPU but for numbers near a tie. In bf16 ranks round
-// partial sums, 4-bit elements fall to the other side of a tie, and losses of nvfp4 differ by up to 3 %: as much as those of
-// bf16 and f32 on one rank. Later losses of this model go apart, so only the first two are compared.
+// In f32 every product is emulated, so the first loss is that of one GPU but for numbers near a tie. In bf16 ranks
+// round partial sums, 4-bit elements fall to the other side of a tie, and losses of nvfp4 differ by up to 3 %: as
+// much as those of bf16 and f32 on one rank. Later losses of this model go apart, so only the first two are compared.
 TEST_P(TensorScalesOnGpuRanks, TrainTheModelOfOneGpuWithTheSameBitsCaptured) {
   const TensorScaleLayout& c = GetParam();
   const LayoutModel model{

@@ -370,8 +370,8 @@ TEST(QuantisedGradients, SeveralBlocksOfTokens) {
   expect_gradients_of_one_rank(model, cut, 4);
 }
 
-// With fp8_tensor experts that get the rows of several micro-batches have one scale for all of them. So their numbers are
-// those of one rank whose micro-batches are as large; dense layers are not quantised here, since theirs are not.
+// With fp8_tensor experts that get the rows of several micro-batches have one scale for all of them. So their numbers
+// are those of one rank whose micro-batches are as large; dense layers are not quantised here, since theirs are not.
 TEST(QuantisedGradients, SharedScalesAreThoseOfOneMicroBatch) {
   const QuantisedGradients model{
       .name = "fp8_tensor",

@@ -171,12 +171,12 @@ StepReport counted_step(Transport& world, const CountedRun& c, const ParallelSpe
 
 class LogPrecisionOnLayouts : public ::testing::TestWithParam<CountedRun> {};
 
-// The number of elements shows whether each counts once: weights that count on each rank change it by 20 to 32 %. A token
-// whose experts change because of the last bits changes it too, by 7e-5 in measurements.
-// With nvfp4 the layouts are those with the blocks of dW of one rank: experts are on all ranks of tp and cp. Where ranks
-// add shares, some number of nvfp4 rounds the other way, and others follow in later layers and in backward. So shares
-// and scales are only alike there. With the other recipes blocks of dW may have other tokens, which changed shares by up
-// to 4e-5 in measurements.
+// The number of elements shows whether each counts once: weights that count on each rank change it by 20 to 32 %. A
+// token whose experts change because of the last bits changes it too, by 7e-5 in measurements.
+// With nvfp4 the layouts are those with the blocks of dW of one rank: experts are on all ranks of tp and cp. Where
+// ranks add shares, some number of nvfp4 rounds the other way, and others follow in later layers and in backward. So
+// shares and scales are only alike there. With the other recipes blocks of dW may have other tokens, which changed
+// shares by up to 4e-5 in measurements.
 TEST_P(LogPrecisionOnLayouts, HasTheSharesOfOneRank) {
   const CountedRun& c = GetParam();
   const std::unique_ptr<Transport> self = make_self_transport();

@@ -117,8 +117,8 @@ TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
   });
 }
 
-// Sums the rows of parts [ranks, n] level by level on the CPU, as messages between ranks would, into out [n]. Sums of bf16
-// are f32 in between.
+// Sums the rows of parts [ranks, n] level by level on the CPU, as messages between ranks would, into out [n]. Sums of
+// bf16 are f32 in between.
 void sum_over_levels(const CollectiveLevels& levels, Stream& host, const Tensor& out, const Tensor& parts) {
   const int64_t n = out.numel();
   std::vector<float> wide(static_cast<size_t>(parts.numel()));

@@ -461,8 +461,8 @@ TEST(OnGpuMemory, IsPredictedBeforeThePlanIsBound) {
   }
 }
 
-// Trains 4 steps, then makes the gates of all experts equal, so that experts 0 and 1 take all tokens and others get none.
-// Returns the losses of two more steps.
+// Trains 4 steps, then makes the gates of all experts equal, so that experts 0 and 1 take all tokens and others get
+// none. Returns the losses of two more steps.
 std::vector<double> losses_of_one_sided_routing(const EngineSpec& spec) {
   Engine engine(spec);
   train(initialised(engine), 4);

@@ -72,12 +72,12 @@ TEST(LogPrecision, CountsEachOperandOfAStepOnce) {
 }
 
 // Counting reads operands once more, and its sums do not depend on graphs. The CPU has nearly the same operands, so the
-// number of elements is the same. On an H200 up to 1.6 times as many elements became zero as on a CPU. The smallest scale
-// was an eighth of the CPU's at one commit, and eight times the CPU's at another. Both devices have the same sums from
-// the same numbers, with padding and empty experts too (ops/quantize/quantize_stats_test.cc). So the operands differ.
-// Likely these are gradients that cancel, as those of the scores of a first token: what is left of them is rounding,
-// which differs between devices. So counts are compared within a factor of two. The smallest scale is that of a single
-// block, and is not compared.
+// number of elements is the same. On an H200 up to 1.6 times as many elements became zero as on a CPU. The smallest
+// scale was an eighth of the CPU's at one commit, and eight times the CPU's at another. Both devices have the same
+// sums from the same numbers, with padding and empty experts too (ops/quantize/quantize_stats_test.cc). So the
+// operands differ. Likely these are gradients that cancel, as those of the scores of a first token: what is left of
+// them is rounding, which differs between devices. So counts are compared within a factor of two. The smallest scale
+// is that of a single block, and is not compared.
 void expect_sums_that_change_no_bit(std::initializer_list<PrecisionRecipe> recipes, KernelChoice kernels) {
   for (const PrecisionRecipe recipe : recipes) {
     SCOPED_TRACE(fmt::format("{}, {}", name_of(recipe), name_of(kernels)));

@@ -104,7 +104,8 @@ TEST_F(GoldenQuantize, Nvfp4) {
   expect_bytes("cases_nv_hadamard", "whole_cases", hadamard);
 }
 
-// Weights as DeepSeek-V3 releases them: they are converted to the same bf16 numbers, and packed to the same bytes again.
+// Weights as DeepSeek-V3 releases them: they are converted to the same bf16 numbers, and packed to the same
+// bytes again.
 TEST_F(GoldenQuantize, ReleasedWeights) {
   for (const std::string name : {"weights", "cases_weights"}) {
     EXPECT_EQ(values<uint16_t>(name, DType::bf16), read<uint16_t>(name + ".bf16")) << name;

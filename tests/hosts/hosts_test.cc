@@ -243,8 +243,8 @@ TEST_F(SlowLinks, AreNamedByTheirRate) {
   EXPECT_THAT(report_of("r"), HasSubstr(">slow link<"));
 }
 
-// A link that carries less than half a mebibyte a step. No buffer of the system is full, but its messages take many round
-// trips to arrive.
+// A link that carries less than half a mebibyte a step. No buffer of the system is full, but its messages take many
+// round trips to arrive.
 TEST_F(SlowLinks, AreNamedByTheirRateWithLittleTraffic) {
   constexpr double kRate = 1e6;
   network_.set_link(1, 2, {.bytes_per_s = kRate});

@@ -12,8 +12,8 @@ struct RanksBenchOptions {
   bool json = false, profile = false;
 };
 
-// Returns the seconds that a rank of a benchmark waits for another: 60, and 1800 where a GPU has no native code, since the
-// driver then compiles PTX for minutes in the first run.
+// Returns the seconds that a rank of a benchmark waits for another: 60, and 1800 where a GPU has no native code,
+// since the driver then compiles PTX for minutes in the first run.
 double bench_timeout_s();
 // Returns whether --ranks or the launcher asks for several ranks.
 bool has_several_ranks(int64_t ranks);

@@ -20,8 +20,9 @@ std::string own_tokenizer(const std::string& model) {
   return std::filesystem::exists(imported + "/tokenizer.json") ? imported : model;
 }
 
-// Returns the folder that may have the model's generation_config.json. It is the folder of the weights that training began
-// with, through all runs before this one. A checkpoint has the files that were imported with it in a folder of its own.
+// Returns the folder that may have the model's generation_config.json. It is the folder of the weights that training
+// began with, through all runs before this one. A checkpoint has the files that were imported with it in a folder of
+// its own.
 std::string config_folder(std::string model) {
   constexpr int kMaxRuns = 100;  // folders could name each other
   for (int i = 0; i < kMaxRuns && std::filesystem::exists(model); ++i) {

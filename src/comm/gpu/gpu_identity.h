@@ -7,6 +7,6 @@
 namespace moebius {
 
 std::string gpu_identity(int index);              // REQUIRES: index < Accelerator::count()
-std::string gpu_identity_of(const void* memory);  // identity of the GPU that has this memory
+std::string gpu_identity_of(const void* memory);  // the identity of the GPU that has this memory
 
 }  // namespace moebius

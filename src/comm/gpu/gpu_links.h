@@ -26,7 +26,7 @@ class GpuLinks {
   // Returns "NCCL 2.28.9", or "messages through host memory, since ranks share a GPU".
   const std::string& text() const { return text_; }
 
-  // Aborts the communication that the GPU still waits for. A rank that fails calls it.
+  // Aborts the communication in flight, which the GPU may still wait for. A rank that fails calls it.
   void abandon();
 
  private:

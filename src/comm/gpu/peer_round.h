@@ -23,8 +23,8 @@ struct RoundFlags {
   int rank = 0, size = 1;
   void* window = nullptr;  // this rank's window
   // 64-bit words of a window: flag[size], then these, then base[size], the addresses of all windows.
-  constexpr int64_t count() const { return size; }       // of the rank's rounds
-  constexpr int64_t late() const { return size + 1; }    // whether a round was late, or the host has ended rounds
+  constexpr int64_t count() const { return size; }       // number of the rank's rounds
+  constexpr int64_t late() const { return size + 1; }    // 1: a round was late, or the host has ended rounds
   constexpr int64_t sent() const { return size + 2; }    // bytes that this rank wrote to the windows of others
   constexpr int64_t waited() const { return size + 3; }  // nanoseconds in rounds
   constexpr int64_t bases() const { return size + 4; }
@@ -39,9 +39,10 @@ class GpuRounds {
   ~GpuRounds();
   GpuRounds(const GpuRounds&) = delete;
 
-  void launch(Stream& s, int place);
-  // Written by each round, in pinned memory.
+  void launch(Stream& s, int place);  // place: the index by which a report names this round
+  // Returns the counters that each round writes, in pinned memory.
   std::shared_ptr<PeerTraffic> traffic() const;
+  // Returns the report of the first wait that took too long, if there was one.
   std::optional<RoundReport> report() const;
 
  private:

@@ -17,8 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Returns the signals to wait for:
-// all except those that stop and continue a process, or report its own faults.
+// Returns the signals to wait for: all except those that stop or continue a process, and those of its own faults.
 sigset_t waited_for() {
   sigset_t set;
   sigfillset(&set);

@@ -24,7 +24,7 @@ namespace moebius {
 //   128 + n                 where a forwarded signal n, or SIGPIPE, has ended the child
 //   6                       where another signal did: SIGKILL, SIGSEGV, one to this rank alone
 //   6                       where the exit code is not Moebius's: MPI ends a process whose MPI_Init fails with 1
-// Before it ends with 6 it calls `report` with a message that names the rank, and gives the other
+// Before it ends with 6 it calls `report` with a message that names the rank. Then it gives the other
 // ranks grace_s seconds to report and to end the job.
 // The child never outlives the supervisor: when the supervisor is killed, so is the child.
 // When the launcher dies, the child is asked to end, and killed if it has not ended in

@@ -34,7 +34,7 @@ class LinkMaker {
     Job job;
     Socket listener;                               // accepts connections of higher ranks; closed: there are none
     std::vector<HostPort> places;                  // indexed by rank: the address at which it listens
-    std::function<void(const std::string&)> warn;  // as of HandshakeAcceptor
+    std::function<void(const std::string&)> warn;  // as that of HandshakeAcceptor
     // Called with each new connection, on the thread of this object.
     std::function<void(int rank, Socket)> made;
     LookUp look_up = nullptr;  // null: the system resolver

@@ -14,10 +14,9 @@ struct MpiOptions {
   std::function<void(const std::string&)> report;
   // Called on rank 0 with a message that names what is missing, if the run continues without it.
   std::function<void(const std::string&)> warn;
-  // Ends the process at once.
-  // It is called after the report, from another thread, when a call of MPI that waits for all
-  // ranks (MPI_Init, MPI_Finalize, making a communicator) takes longer than the timeout and cannot
-  // be interrupted.
+  // Ends the process at once. It is called after the report, from another thread, when a call of MPI that waits for
+  // all ranks takes longer than the timeout. Such calls are MPI_Init, MPI_Finalize and making a communicator, which
+  // cannot be interrupted.
   std::function<void()> end_process;
 };
 

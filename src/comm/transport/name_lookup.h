@@ -42,8 +42,8 @@ class NameLookup {
 // the socket can be written to, connect_error() says whether it is a connection. A closed socket: the attempt failed,
 // with errno set. Throws Error{distributed} when there are none; it names the host.
 Socket begin_connect(const HostPort& to, const Addresses& addresses, int attempt);
-// Retries until the deadline: a name may not resolve yet, and a listener may not have started.
-// Error{distributed} names the host, and says whether it could not be resolved or did not answer.
+// Connects, and retries until the deadline: a name may not resolve yet, and a listener may not have started. Throws
+// Error{distributed}, which names the host, and says whether it could not be resolved or did not answer.
 Socket connect_until(const HostPort& to, Deadline deadline, const LookUp& look_up);
 
 }  // namespace moebius

@@ -49,7 +49,7 @@ class TcpTransport final : public Transport {
   const WorldOptions& options() const override { return options_.world; }
 
   // Returns rank 0's reply if every rank has ended body by an exception of its own within the grace time, else nothing.
-  // Rank 0 decides whether they have. text: of this rank's exception.
+  // Rank 0 decides whether they have. text: the text of this rank's exception.
   std::optional<TcpLinks::ErrorReply> all_fail(const std::string& text);
   void send_failure(const RankFailure& failure);
   // Called when all ranks have ended: no rank may see a connection close from which it still reads.
@@ -83,7 +83,7 @@ class TcpTransport final : public Transport {
   const TcpOptions options_;
   TcpLinks links_;
   const int connections_at_start_;
-  LinkMaker maker_;  // begins after the count of connections, and ends before the links that it adds to
+  LinkMaker maker_;  // begins after connections are counted, and ends before links_, to which it adds
 };
 
 // --- waiting --------------------------------------------------------------------------------------------------------

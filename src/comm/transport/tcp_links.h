@@ -61,9 +61,9 @@ class TcpLinks {
   TcpLinks(const TcpLinks&) = delete;
 
   int size() const { return static_cast<int>(links_.size()); }
-  void add(int rank, Socket socket);  // a connection that was made; from any thread
-  bool is_connected(int rank) const;  // or was
-  int num_connections() const;        // made so far
+  void add(int rank, Socket socket);  // adds a connection that was made; any thread may call it
+  bool is_connected(int rank) const;  // whether there is, or was, a connection to this rank
+  int num_connections() const;        // connections made so far
   void post(TcpEnd& end);             // starts to send or receive; end must not be moved until it is withdrawn
   void withdraw(TcpEnd& end);         // its memory may then be reused, even if the transfer is not complete
 
@@ -120,8 +120,8 @@ class TcpLinks {
  private:
   enum class Kind : uint32_t {
     message,  // a message of at most kEagerBytes
-    offer,    // of a longer message
-    accept,   // of an offer
+    offer,    // the offer of a longer message
+    accept,   // the acceptance of an offer
     body,     // the bytes of an accepted offer
     own_error,
     error_reply,
@@ -149,7 +149,7 @@ class TcpLinks {
   // was full; at the receiver, while it waited for the rest of a frame.
   struct BusyTime {
     std::optional<std::chrono::steady_clock::time_point> since;  // start of the current busy period, if any
-    int64_t bytes_since = 0, bytes = 0;                          // bytes: in all of these times
+    int64_t bytes_since = 0, bytes = 0;                          // bytes of the current period, and of all ended ones
     double seconds = 0;
   };
   // A message that arrived before its receive was posted: its bytes, or an offer.

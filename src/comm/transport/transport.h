@@ -19,7 +19,7 @@ namespace moebius {
 
 // Options of a run of several ranks.
 struct WorldOptions {
-  // How long a rank waits for another before it ends the run. Empty: as default_timeout says.
+  // The time for which a rank waits for another before it ends the run. Empty: as default_timeout says.
   std::optional<double> timeout_s;
   DefaultTimeout::Options default_timeout;
   // Returns a rank's coordinates for messages: "tp 1, cp 0, dp 0, pp 0".
@@ -29,7 +29,7 @@ struct WorldOptions {
   double timeout_before_steps_s() const { return timeout_s.value_or(default_timeout.before_steps_s); }
 };
 
-// The end of a message at one rank. Destroying one in flight withdraws it.
+// One end of a message, at the rank that sends or receives it. Destroying one in flight withdraws it.
 class Message {
  public:
   virtual ~Message() = default;
@@ -42,7 +42,8 @@ struct LinkMeasurement {
   bool crosses_machines = false;
   double round_trip_s = 0;  // the minimum of the last minutes; 0: unknown
   double bytes_per_s = 0;   // the recent receive rate of one of the two machines; 0: unknown
-  // bytes_per_s is the link's rate and not a lower bound: more bytes always waited to be sent, or a rank waited for them.
+  // bytes_per_s is the link's rate and not a lower bound: more bytes always waited to be sent, or a rank waited
+  // for them.
   bool is_filled = false;
 };
 

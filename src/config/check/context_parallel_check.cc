@@ -21,8 +21,8 @@ bool has_windows(const ModelSpec& m) {
   return false;
 }
 
-// Returns the cp nearest to this one, the smaller of two, into which the ranks can be grouped and for which the sequence
-// can be cut, heads shared where some layers do, and two levels made where some layers have them.
+// Returns the cp nearest to this one, the smaller of two, into which the ranks can be grouped and for which the
+// sequence can be cut, heads shared where some layers do, and two levels made where some layers have them.
 int64_t nearest_cp(const RunSpec& s, int64_t ranks) {
   const ParallelSpec& p = s.parallel;
   const bool shares_heads = p.cp_comm == CpComm::alltoall || p.cp_comm_window == CpComm::alltoall;

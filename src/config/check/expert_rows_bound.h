@@ -43,7 +43,8 @@ bool pools_expert_rows(const RunSpec& s);
 // micro-batch are routed at once. L counts the layers of all stages: a rank of a 1F1B pipeline has 1/P of them, but up
 // to P micro-batches in flight. The estimate ignores recompute and offload, so "auto" does not depend on them.
 double expert_rows_budget(const RunSpec& s);
-// Returns what "auto" became, with the reason. The text is empty where the recipe has a number, or a rank has all experts.
+// Returns what "auto" became, with the reason. The text is empty where the recipe has a number, or a rank has
+// all experts.
 std::string expert_rows_text(const RunSpec& s);
 
 }  // namespace moebius

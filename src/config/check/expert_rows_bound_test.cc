@@ -14,8 +14,9 @@ RunSpec run_of(Sets sets) {
 }
 double budget_of(const Sets& sets) { return expert_rows_budget(run_of(sets)); }
 
-// With F = 6 columns and D = 12, L layers have 2.5 F L + 2 (5 F + D) = 15 L + 84 elements for each row of the even share
-// where ep is 2, and without a budget 4 F L + 2 (3 F + D) = 24 L + 60. That is 75.9 % at L = 12, and 74.2 % at L = 14.
+// With F = 6 columns and D = 12, L layers have 2.5 F L + 2 (5 F + D) = 15 L + 84 elements for each row of the even
+// share where ep is 2, and without a budget 4 F L + 2 (3 F + D) = 24 L + 60. That is 75.9 % at L = 12, and 74.2 % at
+// L = 14.
 TEST(ExpertRowsBound, AutomaticIsABudgetWhereItSavesAQuarter) {
   EXPECT_EQ(budget_of({"parallel.ep=2", "model.num_hidden_layers=12"}), 0);
   EXPECT_EQ(budget_of({"parallel.ep=2", "model.num_hidden_layers=14"}), 1.25);

@@ -9,8 +9,8 @@
 
 namespace moebius {
 
-// Returns a note for precision.recipe = "fp8_block", for optimizer.fuse_grad and for a split batch (batch_split_check.h),
-// if the run is on a GPU.
+// Returns a note for precision.recipe = "fp8_block", for optimizer.fuse_grad and for a split batch
+// (batch_split_check.h), if the run is on a GPU.
 std::vector<std::string> hopper_notes(const RunSpec& run);
 
 }  // namespace moebius

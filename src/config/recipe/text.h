@@ -19,8 +19,8 @@ struct RecipeEntry {
 // or holds a date.
 std::vector<RecipeEntry> read_recipe(const std::string& text, const std::string& name);
 
-// Returns key and value of "section.key=value", both without spaces around them. Throws Error{usage} when there is no "="
-// or no key.
+// Returns key and value of "section.key=value", both without spaces around them. Throws Error{usage} when there is no
+// "=" or no key.
 std::pair<std::string, std::string> split_assignment(const std::string& assignment);
 
 // Parses "section.key=value"; spaces around either are ignored. The value is TOML, or else a string (a bare word, a

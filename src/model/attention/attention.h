@@ -56,13 +56,13 @@ class Attention {
   virtual void set_input(Tensor x_tD, Saved& saved) const = 0;
   // Computes y from the outputs of the heads: the last part of forward.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
-  // Returns dx, in the caller's scope of the step stack. Without with_dx it is empty, but all that backward_weight needs
-  // is computed.
+  // Returns dx, in the caller's scope of the step stack. Without with_dx it is empty, but all that backward_weight
+  // needs is computed.
   virtual Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Input& x) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
-  // Generation. x is norm.y, which this computes: this rank's rows of the runs, whose earlier tokens are cached. Adds the
-  // keys and values of the runs to the cache. The result of a run does not depend on the other runs.
+  // Generation. x is norm.y, which this computes: this rank's rows of the runs, whose earlier tokens are cached. Adds
+  // the keys and values of the runs to the cache. The result of a run does not depend on the other runs.
   virtual void forward_cached(Step& step, Tensor y_tD, const RmsNormFwd& norm, const KvCache& cache,
                               const CachedRows& rows) const = 0;
   // num_tokens: U, of all sequences.

@@ -107,9 +107,9 @@ class ContextParallel {
   virtual void backward(Step& step, const ContextParallelBwd& a) const = 0;
 };
 
-// Makes the method `comm`; with cp = 1, attention is one op on this rank's rows. The rank owns its GPU if it is the only
-// one of the mesh: with several, kernels that send and receive may run at the same time. Throws Error{usage} with the equation
-// if alltoall or hierarchical cannot divide the heads.
+// Makes the method `comm`; with cp = 1, attention is one op on this rank's rows. The rank owns its GPU if it is the
+// only one of the mesh: with several, kernels that send and receive may run at the same time. Throws Error{usage}
+// with the equation if alltoall or hierarchical cannot divide the heads.
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, ContextParallelSpec spec);
 
 }  // namespace moebius

@@ -57,8 +57,8 @@ class Gqa {
   void project(Step& step, Tensor qkv_TC, Tensor x_tD, Tensor low_TL = {}) const;  // low_TL: of the adapter
   void project_normed(Step& step, Tensor qkv_TC, const RmsNormFwd& norm) const;    // of x = norm.y, which it computes
   void attend(Step& step, Saved& saved, int64_t tokens) const;                     // o and lse, from qkv
-  // Computes the attention of one token of each sequence; positions are read from device memory. qkv_TC: what rotates to r
-  // first; empty where r was written before.
+  // Computes the attention of one token of each sequence; positions are read from device memory. qkv_TC: what rotates
+  // to r first; empty where r was written before.
   void attend_single(Step& step, Tensor o_THd, const Qkv& r, const KvCache& cache, int64_t max_tokens,
                      Tensor qkv_TC) const;
   // Computes the attention of the queries of a run over all keys and values of its sequence.

@@ -8,8 +8,8 @@
 
 namespace moebius {
 
-// Ranks of cp that exchange heads need all of them, the norm over all heads needs the rows of all, and so do the largest
-// logits. The gradient of o is that of plain products, which a section computes with its columns of W_o.
+// Ranks of cp that exchange heads need all of them, the norm over all heads needs the rows of all, and so do the
+// largest logits. The gradient of o is that of plain products, which a section computes with its columns of W_o.
 int64_t Gqa::kv_heads_of_section(const LayerContext& c) const {
   const Linear& o = o_.linear();
   const CpComm comm = window_ > 0 ? c.shape.cp_comm_window : c.shape.cp_comm;
@@ -72,8 +72,8 @@ void Gqa::attend_in_sections(Step& step, Saved& saved, int64_t T) const {
   }
 }
 
-// A section reads its columns of qkv before it writes those of dqkv. So qkv is projected to the memory of dqkv if it was
-// not kept.
+// A section reads its columns of qkv before it writes those of dqkv. So qkv is projected to the memory of dqkv if it
+// was not kept.
 void Gqa::attend_bwd_in_sections(Step& step, Saved& saved, int64_t T, const Attention::Input& x) const {
   StackScope scope(step.stack);
   const bool is_projected = saved.qkv_TC.is_recomputed();

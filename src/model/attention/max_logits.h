@@ -1,4 +1,5 @@
-// The largest attention logit of each head in a step, and the matrices that QK-clip scales by it (ops/qk_clip/qk_clip.h).
+// The largest attention logit of each head in a step, and the matrices that QK-clip scales by it
+// (ops/qk_clip/qk_clip.h).
 #pragma once
 
 #include <deque>
@@ -21,8 +22,8 @@ class MaxLogits {
     int64_t heads = 0;             // query heads of this rank after tp
     int64_t kv_group = 1;          // query heads that share a key head
     std::vector<Matrix> matrices;  // matrices that make queries and keys
-    // f32 [heads, and zeros up to a multiple of kPadded]. Passes raise the logits from 0, so they are 0 where all logits
-    // are negative.
+    // f32 [heads, and zeros up to a multiple of kPadded]. Passes raise the logits from 0, so they are 0 where all
+    // logits are negative.
     Tensor padded_P = {};
     Tensor max_H() const { return padded_P.rows(0, heads); }
   };

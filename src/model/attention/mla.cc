@@ -53,8 +53,8 @@ ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
   return heads_matrix(c, prefix + ".q_b_proj.weight", {m.q_size(), m.q_lora_rank}, 0);
 }
 
-// The rotated keys belong to all heads, so their share of the scale is applied to queries. Heads with frozen projections
-// are not clipped.
+// The rotated keys belong to all heads, so their share of the scale is applied to queries. Heads with frozen
+// projections are not clipped.
 const Tensor* max_logits_of(const LayerContext& c, const Param& q, const Param& kv, const std::string& prefix) {
   if (!c.max_logits || !q.has_grad || !kv.has_grad) return nullptr;
   const int64_t nope = c.model.qk_nope_head_dim(), rope = c.model.qk_rope_head_dim;

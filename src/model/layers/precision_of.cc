@@ -59,9 +59,10 @@ WholePlaces places_of(const LayerContext& c, const ParamSpec& spec) {
   return places;
 }
 
-// Each element of an operand is counted once on all ranks of tp, cp and dp, or of etp, ep and edp. A matrix that tp splits
-// by rows multiplies x of all tp ranks, and one split by columns dy of all of them. Experts count their rows of x and dy
-// where their tokens are (RowGroups::counts_measured); in dW, and where etp splits the columns, they have them all.
+// Each element of an operand is counted once on all ranks of tp, cp and dp, or of etp, ep and edp. A matrix that tp
+// splits by rows multiplies x of all tp ranks, and one split by columns dy of all of them. Experts count their rows
+// of x and dy where their tokens are (RowGroups::counts_measured); in dW, and where etp splits the columns, they have
+// them all.
 OperandCounts counts_of(const LayerContext& c, const ParamSpec& spec) {
   if (!c.quantize_stats) return {};
   OperandCounts counts{.sums_5 = c.quantize_stats->of(spec.name)};

@@ -11,8 +11,8 @@ namespace moebius {
 // Error{usage} if it matches only some of them.
 bool keeps_product(const PrecisionSpec& precision, const ParamSpec& spec);
 
-// Returns the recipe of the run, or plain operands if keeps_product(). Throws the error of that, and Error{usage} if ranks
-// would split a block of the recipe: blocks are the same on every layout.
+// Returns the recipe of the run, or plain operands if keeps_product(). Throws the error of that, and Error{usage} if
+// ranks would split a block of the recipe: blocks are the same on every layout.
 ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, ExpertRange experts = {});
 
 // Returns the axis of the ranks that share the scales of expert rows, where a scale covers a whole tensor: those of a
@@ -20,17 +20,17 @@ ProductPrecision precision_of(const LayerContext& c, const ParamSpec& spec, Expe
 // other, as check_tensor_scales() (config/check/tensor_scales_check.h) has checked.
 Axis axis_of_expert_scales(const MeshShape& mesh);
 
-// Returns whether a recipe quantises the products of this part of a parameter, if precision.keep does not name it: those
-// of projections and of experts, but for the gate of a shared expert, which is one row, and for eh_proj, which joins a
-// module of multi-token prediction to the model.
+// Returns whether a recipe quantises the products of this part of a parameter, if precision.keep does not name it:
+// those of projections and of experts, but for the gate of a shared expert, which is one row, and for eh_proj, which
+// joins a module of multi-token prediction to the model.
 bool has_quantised_product(const ParamSpec& spec, const ParamPart& part);
 
 // Returns whether FP8 kernels take the parts of a matrix whose rows are multiplied one part at a time: those of the
 // latent and of the rotary columns. Other matrices have one part.
 bool has_f8_parts(const ModelSpec& model, const ParamSpec& spec);
 
-// Returns how GPUs compute the products of a parameter with fp8_tensor. The kernels of Hopper take bf16, rows and columns
-// in multiples of 16, and experts with SwiGLU and without biases.
+// Returns how GPUs compute the products of a parameter with fp8_tensor. The kernels of Hopper take bf16, rows and
+// columns in multiples of 16, and experts with SwiGLU and without biases.
 GpuProducts gpu_products_of(const PrecisionSpec& precision, const ModelSpec& model, const ParamSpec& spec);
 
 // Returns the spec of a parameter in the format in which it is stored. With precision.weights = "recipe" a trained
@@ -68,7 +68,8 @@ class WeightOperands {
   Copies* copies_ = nullptr;  // null: none are planned
 };
 
-// The tokens of dense rows, where a recipe draws by them, and ranks share a micro-batch or a layer computes it in chunks.
+// The tokens of dense rows, where a recipe draws by them, and ranks share a micro-batch or a layer computes it
+// in chunks.
 class DenseRows {
  public:
   DenseRows() = default;

@@ -5,8 +5,8 @@
 
 namespace moebius {
 
-// Returns precision_of(c, spec) for products with the rows from `first` on of a matrix that is whole on this rank. Their dy
-// has these columns of the whole one, by which nvfp4 draws. Throws as precision_of() does.
+// Returns precision_of(c, spec) for products with the rows from `first` on of a matrix that is whole on this rank.
+// Their dy has these columns of the whole one, by which nvfp4 draws. Throws as precision_of() does.
 ProductPrecision precision_of_rows(const LayerContext& c, const ParamSpec& spec, int64_t first);
 
 }  // namespace moebius

@@ -146,7 +146,8 @@ TEST(PrecisionOfRows, DrawsByTheColumnsOfTheWholeMatrix) {
   });
 }
 
-// The rows of a chunk are those of each tp rank from its first row on. Every token of the micro-batch is in one of them.
+// The rows of a chunk are those of each tp rank from its first row on. Every token of the micro-batch is in one
+// of them.
 TEST(DenseRows, OfAChunkHaveTheTokensOfTheMicroBatch) {
   for (const int64_t tp : {1, 2}) {
     run_threads(static_cast<int>(tp), {.timeout_s = 60}, [&](Transport& world) {

@@ -1,4 +1,5 @@
-// The tokens of a rank's rows, by their index in the global batch. Random draws are made by it, so no layout changes them.
+// The tokens of a rank's rows, by their index in the global batch. Random draws are made by it, so no layout
+// changes them.
 #pragma once
 
 #include "model/attention/token_runs.h"
@@ -17,8 +18,8 @@ class TokensOfRows {
         num_tp_(c.mesh.shape().tp),
         tp_(c.mesh.place().tp) {}
 
-  // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows. In
-  // a chunk the rows of each rank begin at MicroBatch::first_row.
+  // Returns the token of each of num_rows rows, i32 on the step stack: of this rank's rows, or of all tp ranks' rows.
+  // In a chunk the rows of each rank begin at MicroBatch::first_row.
   Tensor index(Step& step, int64_t num_rows) const {
     if (num_rows == layer_rows_) return index_of_own(step, num_rows);
     const Tensor index_T = step.alloc({num_rows}, DType::i32);

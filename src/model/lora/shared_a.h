@@ -11,8 +11,8 @@
 
 namespace moebius {
 
-// Returns the name of gate_up_proj for gate_proj and up_proj of a routed expert, and the name itself for other matrices.
-// Names are without ".weight".
+// Returns the name of gate_up_proj for gate_proj and up_proj of a routed expert, and the name itself for other
+// matrices. Names are without ".weight".
 std::string matrix_of_shared_a(const std::string& matrix);
 
 }  // namespace moebius

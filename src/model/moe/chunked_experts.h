@@ -12,8 +12,8 @@
 
 namespace moebius {
 
-// Returns the tokens of a chunk on each of num_ranks ranks, for T tokens of a micro-batch on a rank: the largest
-// divisor of T up to
+// Returns the number of tokens of a chunk on each of num_ranks ranks, for T tokens of a micro-batch on a rank. It is
+// the largest divisor of T up to
 //   most = min(32768, 262144 / num_ranks).
 // It is T if T is at most `most`, or has no divisor of at least most / 4 (short chunks would be slow).
 // A chunk has at most 262144 tokens on all ranks together, and each rank may get a row of each of them. So the memory

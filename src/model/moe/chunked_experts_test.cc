@@ -109,8 +109,8 @@ TEST(ChunkedExperts, MemoryChangesNoBitOfASharedExpert) {
   }
 }
 
-// With nvfp4 the draws of a token are by its index in the global batch, also in chunks. So equal tokens round in as many
-// ways as there are tokens: no two chunks have the same draws, and no two ranks of tp.
+// With nvfp4 the draws of a token are by its index in the global batch, also in chunks. So equal tokens round in as
+// many ways as there are tokens: no two chunks have the same draws, and no two ranks of tp.
 TEST(ChunkedExperts, EveryTokenHasItsOwnDraws) {
   for (const MeshShape& mesh : {MeshShape{}, MeshShape{.tp = 2, .edp = 2}, MeshShape{.tp = 2, .ep = 2},
                                 MeshShape{.cp = 2, .ep = 2}, MeshShape{.dp = 2, .ep = 2}}) {

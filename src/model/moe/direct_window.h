@@ -9,7 +9,8 @@
 //   grads         [W T, D]        dy of the tokens that arrive; in training only
 //   back          [T J ETP, D]    sums that return for this rank's tokens
 //   back_weights  [T J ETP, L] f32  derivatives w.r.t. their weights; in training only
-// These are bounds for any routing: a token is sent to a rank at most once, and all W T tokens may choose its experts.
+// These sizes suffice for any routing: a token is sent to a rank at most once, and all W T tokens may choose
+// its experts.
 //
 // two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep
 // ranks of the node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of
@@ -45,9 +46,9 @@ class DirectWindow {
   DirectWindow(const DirectWindow&) = delete;
 
   Group& ranks() const { return ranks_; }
-  // The place of an array in the windows of all ranks. offset: in bytes.
+  // The place of an array in the windows of all ranks.
   struct Array {
-    int64_t offset = 0;
+    int64_t offset = 0;  // bytes from the begin of a window
     Shape shape{0};
     DType dtype = DType::i32;
   };
@@ -62,10 +63,10 @@ class DirectWindow {
   // Connects the ranks at the first call; later calls do nothing. On the null device nothing happens. Throws the errors
   // of PeerWindow. The calls below REQUIRE it.
   void connect(Stream& s);
-  Tensor bases_W() const;                   // i64: the addresses of the windows of all ranks
-  std::vector<std::byte*> windows() const;  // the same addresses on the host; none on the null device
-  Tensor sent_1() const;                    // i64: total bytes written to windows of other ranks
-  void round(Stream& s, const RoundPlace& place);
+  Tensor bases_W() const;                          // i64: the addresses of the windows of all ranks
+  std::vector<std::byte*> windows() const;         // the same addresses on the host; none on the null device
+  Tensor sent_1() const;                           // i64: total bytes written to windows of other ranks
+  void round(Stream& s, const RoundPlace& place);  // PeerWindow::round
 
  private:
   Array take(Shape shape, DType dtype);

@@ -230,8 +230,10 @@ void DispatchedExperts::backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Te
   if (!overlaps_) backward_weight(step, base);
 }
 
-// Three exchanges overlap with the work that follows them (x before dy if h or rows beyond a budget are recomputed):
-//   x    the product that needs only dy; if x comes first, with batch_split, h of the own rows, and then of each part
+// Three exchanges overlap with other work. x is sent after dy, unless h is recomputed, rows have a budget, or W1 has an
+// adapter. Exchange, and work that overlaps with it:
+//   x    after dy: the products that need only dy and h. Before dy, with batch_split alone: h of the own rows, and then
+//        of each part that has arrived; with a budget of rows, copies of the kept rows
 //   dy   `concurrent`, and with batch_split the product of the own rows, and then of each part that has arrived
 //   dx   the gradients of weights
 void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
@@ -295,7 +297,7 @@ void DispatchedExperts::run_backward(Step& step, const BackwardTensors& d, Saved
   going.join();
 }
 
-// Packing rows and keeping them for a later pass are kernels, whatever sends the rows.
+// Kernels pack rows, and copy those that a later pass needs, so these need multiprocessors whatever sends the rows.
 int DispatchedExperts::sending_multiprocessors(const Step& step, const Saved& saved) const {
   const bool only_sends = !wire_.is_packed() && !saved.grads.is_kept();
   return only_sends ? dispatcher_->sending_multiprocessors(step) : SideWork::kMultiprocessors;

@@ -32,15 +32,16 @@ class DispatchedExperts final : public RoutedExperts {
     Rows token_rows, grad_rows;
     WgradInput tokens, grads, weight_R;
     WgradInput dh_R2F, sa_RF;  // derivative w.r.t. h; the activation, scaled by the row's weight
-    // With emits_quantised_: dh as the operand of backward_up, and where the operands of weight gradients are quantised
-    // and follow at once, the transposes of dh and sa instead of the tensors.
+    // With emits_quantised_, dh_rows is dh as the operand of backward_up. With has_columns the others are the
+    // transposes of dh and sa, in place of the tensors: operands of weight gradients are quantised, and these follow
+    // at once.
     Operand dh_rows, dh_columns, sa_columns;
     bool has_columns = false;
     // With adapters: A x of W1's adapter, and B^T dy of both adapters.
     SavedTensor w1_low;
     WgradInput w1_low_of_dw, w1_dlow, w2_dlow;
-    // With dropout in the adapters, or a recipe that draws by tokens: the index in the global batch of the token of each
-    // row of the source, i32.
+    // With dropout in the adapters, or a recipe that draws by tokens: the index in the global batch of the token of
+    // each row of the source, i32.
     Tensor token_index_N;
   };
   // max_tokens: the maximum T of a call. Throws the errors of make_routed_experts().
@@ -60,26 +61,27 @@ class DispatchedExperts final : public RoutedExperts {
   void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, RoutedExperts::Saved& saved,
                 const ConcurrentWork& concurrent) const override;
 
-  // Return Saved of this kind of experts; std::bad_cast for another kind.
+  // Return `saved` as that of this kind of experts. They throw std::bad_cast for another kind.
   static Saved& own(RoutedExperts::Saved& saved) { return dynamic_cast<Saved&>(saved); }
   static const Saved& own(const RoutedExperts::Saved& saved) { return dynamic_cast<const Saved&>(saved); }
 
  private:
-  // h, and a = activation(h)
+  // Computes h, and a = activation(h), of the rows of `in`, or of a part of them.
   void up(Step& step, Tensor a_RF, const Dispatched& in, const Saved& saved, const RowPart& part = {}) const;
   void down(Step& step, Tensor y_RD, Tensor a_RF, const Dispatched& in, const Saved& saved,
             const RowPart& part = {}) const;
-  // find_tokens() sends the indices of tokens to the experts, if anything is drawn by them. tokens() returns them by row,
-  // for adapters.
+  // find_tokens() sends the indices of tokens to the experts, if anything is drawn by these. tokens() returns them by
+  // row, for adapters.
   void find_tokens(Step& step, int64_t T, Saved& saved) const;
-  // The groups of rows sorted by expert, for an operand read in place and for one that is transposed. Rows that are read
-  // by token are all present; otherwise the last offset gives their number. own_TD: the rows that this rank sends, also
-  // those that no expert gets. Their largest magnitude is that of the operand, whatever rows arrive here, and statistics
-  // count them.
+  // Return the groups of rows for the quantisation of an operand: of one that is read in place; of one that is
+  // transposed, with rows sorted by expert; and of one whose rows are gathered too. Rows that are read by token are
+  // all present; otherwise the last offset gives their number. own_TD: the rows that this rank sends, also those that
+  // no expert gets. The largest magnitude of the operand is theirs, and statistics count them, whatever rows arrive
+  // at this rank.
   RowGroups in_place(Step& step, const Rows& rows, const Saved& saved, const Tensor& own_TD) const;
   RowGroups by_expert(const Step& step, const Rows& rows, const Saved& saved) const;
   RowGroups gathered(const Step& step, const Rows& rows, const Saved& saved) const;
-  bool finds_batches(const Step& step) const;  // whether they have the tokens of rows
+  bool finds_batches(const Step& step) const;  // whether these groups have the tokens of rows
   Adapter::Tokens tokens(Step& step, const Rows& rows, const Saved& saved) const;
   // Open the rows of the running layer: on the step stack, or in the memory of ExpertRows.
   void open_h(Step& step, Saved& saved) const;
@@ -96,7 +98,7 @@ class DispatchedExperts final : public RoutedExperts {
   // overlap with the exchange of dx.
   void run_backward(Step& step, const BackwardTensors& d, Saved& saved, bool with_weights,
                     const ConcurrentWork& concurrent) const;
-  // Returns the multiprocessors for rows that are sent beside products.
+  // Returns the number of multiprocessors for rows whose sending overlaps with products.
   int sending_multiprocessors(const Step& step, const Saved& saved) const;
   // The dispatcher's calls; rows may be sent in 8 bits.
   Dispatched dispatch(Step& step, const Tensor& x_TD, Saved& saved) const;
@@ -107,7 +109,8 @@ class DispatchedExperts final : public RoutedExperts {
   void hold_tokens(Step& step, const Dispatched& tokens, Saved& saved) const;  // for backward_weight
   // Sends the rows of dy to the experts, with the weight of each row.
   Dispatched receive_grads(Step& step, Tensor dy_TD, Saved& saved) const;
-  // The same with batch_split, where backward_down() of all parts but the last one overlaps with it. Runs `concurrent`.
+  // The same with batch_split. It runs backward_down() of all parts but the last one, which overlaps with the exchange,
+  // and `concurrent`.
   Dispatched receive_grads_in_parts(Step& step, Tensor dweight_R, const SplitDispatcher::Parts& parts, Saved& saved,
                                     const ConcurrentWork& concurrent) const;
   Dispatched hold_grads(Step& step, const Dispatched& grads, Saved& saved) const;  // for backward_weight
@@ -136,8 +139,10 @@ class DispatchedExperts final : public RoutedExperts {
   const Param *b1_ = nullptr, *b2_ = nullptr;
   int64_t b2_first_ = 0;
   bool has_dropout_ = false;
-  bool rounds_by_token_ = false;  // and ranks share experts or a micro-batch, or experts compute it in chunks
-  bool mixes_tokens_ = false;     // rows of experts come from several ranks
+  // Draws of stochastic rounding need the index of a row's token: ranks share experts or a micro-batch, or the experts
+  // compute it in chunks.
+  bool rounds_by_token_ = false;
+  bool mixes_tokens_ = false;  // rows of experts come from several ranks
   TokensOfRows tokens_of_rows_;
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes

@@ -6,9 +6,9 @@ namespace {
 
 using Parts = SplitDispatcher::Parts;
 
-// Sends the parts of other ranks one after another. While a part is sent, the part before it is computed, and this rank's
-// own rows while the first one is. The caller computes the last part.
-// send(of, is_last) sends the rows at the distances `of`. With own_too the first call also copies this rank's own rows.
+// Sends the parts of other ranks one after another. This rank's own rows are computed while the first part is sent,
+// and each part while the next one is. The caller computes the last part. send(of, is_last) sends the rows at the
+// distances `of`. With own_too the first call also copies this rank's own rows.
 template <class Send, class Compute>
 void send_beside_products(Step& step, const Parts& parts, bool own_too, int multiprocessors, const Send& send,
                           const Compute& compute) {
@@ -27,8 +27,8 @@ void send_beside_products(Step& step, const Parts& parts, bool own_too, int mult
 }  // namespace
 
 // Each part of the rows arrives while products of the part before it run, and the first one while a product of this
-// rank's own rows runs. The results of the near rows leave beside the first product of the far ones, and those of the far
-// rows beside the second product of the own rows.
+// rank's own rows runs. The results of the near rows are returned while the first product of the far rows runs. Those
+// of the far rows are returned while the second product of the own rows runs.
 void DispatchedExperts::forward_in_parts(Step& step, Tensor y_TD, Tensor x_TD, Saved& saved,
                                          const ConcurrentWork& concurrent) const {
   StackScope scope(step.stack);

@@ -1,5 +1,5 @@
-// The rows of DispatchedExperts: as groups for quantisation and dropout, with the tokens that they hold; their memory; and
-// its pass of one token, whose rows are not sorted.
+// The rows of DispatchedExperts: their groups and their tokens, for quantisation and dropout, and their memory. The
+// file also has the forward pass of one token, whose rows are not sorted.
 #include "model/moe/dispatched_experts.h"
 
 #include "model/moe/block_operands.h"
@@ -82,7 +82,7 @@ Tensor DispatchedExperts::outputs(Step& step, int64_t R) const {
   return rows_ ? rows_->scratch().y.rows(0, R) : step.alloc({R, D_}, dtype_);
 }
 
-// A rank that has all experts moves no rows.
+// Only for a rank that has all experts, so no rows are sent.
 bool DispatchedExperts::forward_token(Step& step, Tensor y_1D, Tensor x_1D, const RouteFwd& choose,
                                       RoutedExperts::Saved& base) const {
   const bool is_plain = w1_precision_.is_plain() && w2_precision_.is_plain() && w1_adapter_.is_empty() &&

@@ -32,9 +32,9 @@ int64_t even_expert_rows(const MeshShape& mesh, const ModelSpec& model, int64_t 
 // Returns the maximum number of rows of a rank's experts for T tokens on each rank, or the bound that rows_factor
 // (moe.rank_rows_factor) sets, if it is above 0.
 int64_t max_expert_rows(const MeshShape& mesh, int64_t num_experts, int64_t top_k, int64_t T, double rows_factor);
-// Returns the number of MoE layers that a stage computes in training.
+// Returns the number of MoE layers that a stage computes in training. num_mtp: depths of multi-token prediction.
 int64_t moe_layers_of(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp);
-// Returns how many of them save the rows of experts for backward, instead of recomputing them.
+// Returns how many of these layers save the rows of experts for backward, instead of recomputing them.
 int64_t moe_layers_that_keep(const ModelSpec& model, const StageSpec& stage, int64_t num_mtp,
                              const RecomputeSpec& recompute);
 
@@ -114,8 +114,8 @@ class ExpertRows {
   //   [r, 2]  nanoseconds of recomputing rows
   // Empty where no rows are kept.
   const Tensor& counts_W3() const { return counts_W3_; }
-  void reduce_counts(Stream& s) const;  // gives every rank the counts of all
-  void end_of_step(Stream& s) const;    // called after they were read
+  void reduce_counts(Stream& s) const;  // gives every rank the counts of all ranks
+  void end_of_step(Stream& s) const;    // called after the counts were read; clears them
 
   int64_t pages_of_pass() const { return pages_of_chunk_ * chunks_; }
   // Columns of a row in the pool: those of h, the most of a layer, and those of scale A x, the most of an adapter.
@@ -130,7 +130,8 @@ class ExpertRows {
   // Calls copy(tensor of the scratch, its first column in the pool) for each tensor that outlives the layer.
   template <class Copy>
   void for_each_kept(const Held& held, Copy&& copy) const;
-  // With in_8_bits, h in 8 bits is in the memory of dh, which other passes do not use yet. These do nothing without.
+  // With in_8_bits, packed_h() is h in 8 bits, in the memory of dh, which other passes do not use yet. pack() writes
+  // it, and unpack() reads it; without in_8_bits they do nothing.
   Tensor packed_h() const;
   void pack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
   void unpack(Stream& s, const Held& held, const Tensor& offsets_e1) const;
@@ -145,7 +146,7 @@ class ExpertRows {
   DType dtype_;
   bool is_all_to_all_, has_layers_;
   std::vector<int64_t> moe_layers_;  // indices of the model's MoE layers
-  bool keeps_ = true;                // some of them keep rows; the same on all ranks
+  bool keeps_ = true;                // some of these layers keep rows; the same on all ranks
   int64_t low1_ = 0, low2_ = 0;
   int64_t h_columns_ = 0;  // columns of h in the pool: the maximum over the layers
   Scratch scratch_;

@@ -30,7 +30,7 @@ class Moe {
   void recompute(Step& step, Tensor x_TD, Saved& saved) const;
   void backward_input(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // adds the router's gradients
   void backward_weight(Step& step, const Saved& saved) const;
-  void backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // both
+  void backward(Step& step, Tensor dx_TD, Tensor dy_TD, Saved& saved) const;  // both passes, with the same bits
   static std::vector<KeptTensor> kept(const Saved& saved);
 
   const Router& router() const { return router_; }
@@ -39,7 +39,7 @@ class Moe {
   Router router_;
   std::unique_ptr<RoutedExperts> experts_;
   std::optional<SharedExpert> shared_;
-  bool overlaps_shared_;  // the shared expert overlaps with the exchange of rows
+  bool overlaps_shared_;  // whether the shared expert overlaps with the exchange of rows
 };
 
 }  // namespace moebius

@@ -299,7 +299,7 @@ std::map<int, Outcome> outcomes(MoeCase c, DispatcherKind dispatcher) {
 
 class DirectMoe : public ::testing::TestWithParam<size_t> {};
 
-// The direct dispatcher sorts and adds as all-gather does; only the way of the rows differs.
+// The direct dispatcher sorts and adds as all-gather does; only the way in which rows are sent differs.
 TEST_P(DirectMoe, HasTheBitsOfAllGather) {
   const MeshShape mesh = kLayouts[GetParam()].mesh;
   for (const MoeCase& c : std::vector<MoeCase>{{.mesh = mesh},
@@ -312,8 +312,8 @@ TEST_P(DirectMoe, HasTheBitsOfAllGather) {
 INSTANTIATE_TEST_SUITE_P(Layouts, DirectMoe, ::testing::Range<size_t>(0, kLayouts.size()),
                          [](const auto& info) { return std::string(kLayouts[info.param].name); });
 
-// Ranks on pretended nodes: of one, two, four and eight ranks; of whole ep ranks with etp; in one of two copies; on so
-// many nodes that their sums have two levels.
+// Blocks of ranks of one machine stand for nodes: of one, two, four and eight ranks; of whole ep ranks with etp; in
+// one of two copies of the experts; and so many that their sums have two levels.
 const std::vector<Layout> kNodeLayouts = {
     {"ep4_nodes_of_2", {.dp = 4, .ep = 4, .ranks_per_node = 2}},
     {"ep4_nodes_of_1", {.dp = 4, .ep = 4, .ranks_per_node = 1}},
@@ -335,8 +335,7 @@ TEST_P(TwoLevelMoe, EqualsOneRank) {
   expect_same({.mesh = mesh(), .dispatcher = DispatcherKind::two_level, .num_experts = num_experts()}, 2e-6);
 }
 
-// Sums of nodes are what the sums of all-gather have at their first level. A gate of 200 leaves ranks and nodes
-// without tokens.
+// Sums of nodes equal those of all-gather at its first level. A gate of 200 leaves ranks and nodes without tokens.
 TEST_P(TwoLevelMoe, HasTheBitsOfAllGather) {
   RecomputeSpec recomputed;
   recomputed.expert_up = recomputed.shared_expert = true;

@@ -43,8 +43,8 @@ class RoutedExperts {
   virtual void backward(Step& step, Tensor dx_TD, Tensor dweight_TK, Tensor dy_TD, Saved& saved,
                         const ConcurrentWork& concurrent) const = 0;
 
-  // The choice of the experts of one token in generation, and forward() for it, where the GPU has kernels that do both.
-  // Elsewhere it returns false, and does nothing. choose: the arguments of the choice, without scratch.
+  // Chooses the experts of one token in generation, and runs forward() for it, if the GPU has kernels for both. Else
+  // it does nothing, and returns false. choose: the arguments of the choice, without scratch.
   virtual bool forward_token(Step&, Tensor, Tensor, const RouteFwd&, Saved&) const { return false; }
 };
 

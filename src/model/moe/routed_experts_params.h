@@ -19,8 +19,8 @@ ParamSpec b2_spec(const LayerContext& c, const std::string& prefix);
 int64_t first_b2_column(const LayerContext& c);
 
 // Declares weights of experts that compute at most max_tokens tokens of a rank at a time. Their products may add to
-// sums of gradients themselves (optimizer.fuse_grad), unless a micro-batch in chunks has several products for a
-// gradient, or operands are quantised, whose kernel writes f32.
+// sums of gradients themselves (optimizer.fuse_grad). This excludes a micro-batch in chunks, which has several
+// products for a gradient, and quantised operands, whose kernel writes f32.
 const Param& declare_expert_weights(const LayerContext& c, ParamSpec spec, int64_t max_tokens);
 
 }  // namespace moebius

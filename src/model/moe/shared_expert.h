@@ -1,4 +1,4 @@
-// The shared expert of an MoE layer: a dense SwiGLU layer that all tokens pass, with or without a gate:
+// The shared expert of an MoE layer: a dense SwiGLU layer that computes all tokens, with or without a gate:
 //   y[t] += mlp(x[t])   or   y[t] += sigmoid(x[t] w_g) mlp(x[t])
 // A long micro-batch is computed in chunks of rows (model/layers/row_chunks.h). Each chunk is recomputed right before
 // its backward pass, and its weight gradients follow at once. So scratch has the rows of a chunk.

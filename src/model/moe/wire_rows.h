@@ -19,7 +19,7 @@ class WireRows {
 
   bool is_packed() const { return width_ > 0; }
   int64_t num_bytes() const { return (is_packed() ? width_ : D_) * size_of(dtype_); }  // of a row that is sent
-  // Returns packed rows [T, width] on the step stack; x itself if rows are sent unpacked.
+  // Returns packed rows [T, width] on the step stack, or x itself if rows are sent unpacked.
   Tensor pack(Step& step, Tensor x_TD) const;
   // Returns rows [N, D] on the step stack. Rows that did not arrive have undefined values.
   Tensor unpack(Step& step, Tensor rows_NW) const;

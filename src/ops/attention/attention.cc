@@ -80,8 +80,8 @@ int64_t scratch_bytes_of(const Op& a, const Stream& s) {
   return cuda::scratch_bytes(a, s.device() == DeviceKind::cuda ? gpu_kernels(s) : GpuKernels{});
 }
 
-// Returns the scratch that a call must have. On the null device it is unknown which kernels the plan counts for, so it is
-// that of the portable ones, the least of all.
+// Returns the scratch that a call must have. On the null device it is unknown which kernels the plan counts for, so
+// it is that of the portable ones, the least of all.
 template <class Op>
 int64_t required_bytes(const Op& a, const Stream& s) {
   return planned_scratch_bytes(a, s, {.is_hopper = false, .choice = KernelChoice::portable});

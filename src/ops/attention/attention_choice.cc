@@ -41,16 +41,17 @@ bool takes(const char* who, const Op& a, bool can, bool is_faster) {
 AttentionShape attention_shape(const AttentionFwd& a) { return shape_of(a, a.k_UGd, a.v_UGd); }
 AttentionShape attention_shape(const AttentionBwd& a) { return shape_of(a, a.k_TGd, a.v_TGd); }
 
-// Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance/attention.md has more shapes.
+// Measured on H200, 2026-11-29, in TFLOP/s, ours and cuDNN 9.19. docs/measurements/performance/attention.md has
+// more shapes.
 //   32/4 heads of 128, 32 x 512 302 and 360; 8 x 1024 401 and 432; 1 x 2048 471 and 400; 4 x 2048 527 and 505; 8 x 2048
 //   548 and 562; 1 x 4096 612 and 535; 8 x 4096 643 and 622; window of 512 387 and 415; of 1024 516 and 515; 1 x 32768,
 //   window of 4096 680 and 626
-//   16/16 heads of 128, 8 x 1024 357 and 383; 2 x 2048 390 and 393; 8 x 2048 513 and 524; 1 x 4096 471 and 452; 8 x 4096
-//   629 and 606
-//   64/8 heads of 64, 32 x 512 217 and 265; 32 x 1024 294 and 350; 1 x 2048 344 and 323; 4 x 2048 393 and 389; 16 x 2048
-//   415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131; of 1024 348 and 348; of 2048 423 and 391
-//   latent, 128 heads, 8 x 512 325 and 328; 1 x 1024 393 and 371; 4 x 1024 475 and 450; 1 x 2048 566 and 517; 4 x 2048 605
-//   and 559; 8 x 4096 684 and 615; 4 x 4096, window of 1024 551 and 484
+//   16/16 heads of 128, 8 x 1024 357 and 383; 2 x 2048 390 and 393; 8 x 2048 513 and 524; 1 x 4096 471 and 452;
+//   8 x 4096 629 and 606
+//   64/8 heads of 64, 32 x 512 217 and 265; 32 x 1024 294 and 350; 1 x 2048 344 and 323; 4 x 2048 393 and 389;
+//   16 x 2048 415 and 413; 8 x 4096 478 and 450; window of 128 104 and 131; of 1024 348 and 348; of 2048 423 and 391
+//   latent, 128 heads, 8 x 512 325 and 328; 1 x 1024 393 and 371; 4 x 1024 475 and 450; 1 x 2048 566 and 517;
+//   4 x 2048 605 and 559; 8 x 4096 684 and 615; 4 x 4096, window of 1024 551 and 484
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN:
 //   heads of 32 162 and 223; 80 244 and 404; 96 294 and 477; 160 212 and 547; 256 273 and 608
 bool cudnn_is_faster_fwd(const AttentionShape& z) {
@@ -68,21 +69,21 @@ bool cudnn_is_faster_fwd(const AttentionShape& z) {
 }
 
 // The same, our kernels and cuDNN's deterministic pass:
-//   32/4 heads of 128, 8 x 512 215 and 193; 32 x 512 296 and 239; 4 x 1024 260 and 272; 1 x 2048 151 and 283; 2 x 2048 289
-//   and 341; 8 x 2048 461 and 348; 1 x 4096 305 and 394
+//   32/4 heads of 128, 8 x 512 215 and 193; 32 x 512 296 and 239; 4 x 1024 260 and 272; 1 x 2048 151 and 283;
+//   2 x 2048 289 and 341; 8 x 2048 461 and 348; 1 x 4096 305 and 394
 //   16/16 heads of 128, 8 x 512 177 and 173; 32 x 512 220 and 238; 4 x 1024 276 and 235; 8 x 2048 435 and 353; 1 x 4096
 //   466 and 337
 //   64/8 heads of 64, 8 x 512 252 and 150; 1 x 2048 264 and 226; 4 x 2048 457 and 257; 8 x 4096 538 and 264
 //   latent, 128 heads, 8 x 512 245 and 241; 1 x 1024 315 and 272; 4 x 2048 436 and 327
-//   32/4 heads of 96, 8 x 512 180 and 152; 4 x 1024 217 and 209; 1 x 2048 126 and 215; 2 x 2048 241 and 260; 16 x 1024 330
-//   and 240; 1 x 4096 255 and 298; 8 x 4096 462 and 294
-//   32/4 heads of 256, 8 x 512 214 and 173; 1 x 2048 192 and 243; 2 x 2048 313 and 267; 1 x 4096 347 and 275; 8 x 4096 531
-//   and 275
+//   32/4 heads of 96, 8 x 512 180 and 152; 4 x 1024 217 and 209; 1 x 2048 126 and 215; 2 x 2048 241 and 260;
+//   16 x 1024 330 and 240; 1 x 4096 255 and 298; 8 x 4096 462 and 294
+//   32/4 heads of 256, 8 x 512 214 and 173; 1 x 2048 192 and 243; 2 x 2048 313 and 267; 1 x 4096 347 and 275;
+//   8 x 4096 531 and 275
 //   windows: 32/4 heads of 128, 8 x 4096, 1024 408 and 173; 64/8 heads of 64, 8 x 4096, 128 139 and 16
 // One H200, 2026-11-26, 8 x 4096, portable kernels and cuDNN's deterministic pass:
 //   heads of 32 149 and 135; 80 186 and 249; 160 137 and 198
-// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster for widths of 64 and 256,
-// and for other widths where sequences, and so the longest block, are short.
+// Our kernels fill a GPU with two or more blocks per multiprocessor. With one, they are faster for widths of 64 and
+// 256, and for other widths where sequences, and so the longest block, are short.
 bool cudnn_is_faster_bwd(const AttentionShape& z) {
   constexpr int64_t kTwoWaves = 256, kOneWave = 128, kFourWaves = 512;
   if (z.width != z.v_width || z.window > 0) return false;

@@ -25,8 +25,8 @@ bool cudnn_can_elsewhere(const AttentionBwd& a);
 // cannot compute the call.
 bool cudnn_is_chosen(const AttentionFwd& a);
 bool cudnn_is_chosen(const AttentionBwd& a);
-// Returns the same for GPUs other than Hopper, where nothing was measured. A forward pass: cudnn_is_chosen(), or the table
-// leaves the call to Hopper's own kernels and cuDNN can compute it. A backward pass: cuDNN supports it there.
+// Returns the same for GPUs other than Hopper, where nothing was measured. A forward pass: cudnn_is_chosen(), or the
+// table leaves the call to Hopper's own kernels and cuDNN can compute it. A backward pass: cuDNN supports it there.
 bool cudnn_is_chosen_elsewhere(const AttentionFwd& a);
 bool cudnn_is_chosen_elsewhere(const AttentionBwd& a);
 // Returns whether Hopper GPUs have kernels for heads of these widths: bf16, 64 or 128, or 192 with values of 128.

@@ -314,8 +314,8 @@ TEST(AttentionBwdOnGpu, PartsWithWindowsAndLongSequencesOfDocumentsHaveFiveProdu
   EXPECT_TRUE(taken == same);
 }
 
-// Heads of 96 and of 256 have one path each. Portable kernels round the same probabilities and ds to bf16, from scores in
-// another order of sums: so a few of them differ by a rounding, and gradients by little of the largest.
+// Heads of 96 and of 256 have one path each. Portable kernels round the same probabilities and ds to bf16, from
+// scores in another order of sums: so a few of them differ by a rounding, and gradients by little of the largest.
 void expect_portable_gradients(Stream& s, const Sizes& z) {
   SCOPED_TRACE(fmt::format("{} x {}, {} heads of {} on {}", z.batch, z.rows, z.heads, z.width, z.kv_heads));
   Call call(s, z);

@@ -1,5 +1,5 @@
-// The scratch of attention's CUDA kernels, and the choice of cuDNN. Both depend only on the arguments of a call and on the
-// kernels that a GPU has, so a plan counts them without a GPU. This is host code and part of every build.
+// The scratch of attention's CUDA kernels, and the choice of cuDNN. Both depend only on the arguments of a call and
+// on the kernels that a GPU has, so a plan counts them without a GPU. This is host code and part of every build.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ bool may_use_cudnn(const GpuKernels& on, const AttentionBwd& a);
 inline bool plans_cudnn(const GpuKernels& on) { return has_cudnn() && !on.are_portable(); }
 std::string planned_cudnn_text(const GpuKernels& on);
 
-// Returns the bytes of scratch of a call: of the kernels that may run it on such a GPU, those with the most. On the null
-// device, s counts for its target; on other devices this is scratch_bytes(a, s).
+// Returns the bytes of scratch of a call: of the kernels that may run it on such a GPU, those with the most. On the
+// null device, s counts for its target; on other devices this is scratch_bytes(a, s).
 int64_t planned_scratch_bytes(const AttentionFwd& a, const Stream& s, const GpuKernels& on);
 int64_t planned_scratch_bytes(const AttentionBwd& a, const Stream& s, const GpuKernels& on);
 
@@ -39,8 +39,8 @@ int64_t generic_scratch_bytes(const AttentionBwd& a);
 // Bytes for the bf16 kernels of compute capability 8.0.
 int64_t sm80_scratch_bytes(const AttentionBwd& a);
 
-// Returns whether the Hopper kernels support the call. Heads of 96 and of 256 have only a backward pass here, by one path
-// each (attention_slices.h), for the calls that it supports.
+// Returns whether the Hopper kernels support the call. Heads of 96 and of 256 have only a backward pass here, by one
+// path each (attention_slices.h), for the calls that it supports.
 bool sm90_takes(const AttentionFwd& a);
 bool sm90_takes(const AttentionBwd& a);
 // Returns the bytes of scratch that Hopper's backward pass needs: sm90_sums_bytes() + sm90_path_bytes().

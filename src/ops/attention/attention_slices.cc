@@ -99,15 +99,16 @@ namespace {
 
 // Returns the kv groups whose blocks begin in turn. Blocks of a group that begin together find the same queries in L2.
 // Those that begin last have the fewest steps, so the longer a wave is, the shorter the time in which some
-// multiprocessors have no work. These values were measured to be the fastest (docs/measurements/performance/attention.md).
-// Gradients do not depend on them: each sum has one order, whichever groups begin together.
+// multiprocessors have no work. These values were measured to be the fastest
+// (docs/measurements/performance/attention.md). Gradients do not depend on them: each sum has one order, whichever
+// groups begin together.
 int64_t fused_wave(const DsSizes& z) {
   const int64_t blocks = div_up(z.rows, kKeysOfBlock), heads = z.heads / z.kv_heads;
   const auto groups_of = [&](int64_t blocks_of_wave) { return std::max<int64_t>(1, blocks_of_wave / blocks); };
   // Windows and documents make blocks short, and blocks of distant keys read different tiles.
   if (z.window > 0 || z.has_documents) return groups_of(64) * std::clamp<int64_t>(4 / heads, 1, 4);
-  // A group of one head has few steps for each of its tiles, so blocks of several groups fill the time in which one waits
-  // for the sums of another.
+  // A group of one head has few steps for each of its tiles, so blocks of several groups fill the time in which one
+  // waits for the sums of another.
   if (heads == 1) return 4 * groups_of(z.width == 192 ? 64 : 128);
   return groups_of(256);
 }

@@ -1,5 +1,5 @@
-// The backward pass of the sm90 kernels computes five products instead of seven by one of three methods. They work slice
-// by slice, so that their scratch is bounded:
+// The backward pass of the sm90 kernels computes five products instead of seven by one of three methods. They work
+// slice by slice, so that their scratch is bounded:
 //
 // - One kernel computes dq, dk and dv (FusedPlan). Its blocks add dq to f32 sums.
 // - One kernel computes dk, dv and ds, the gradients of the scores (DsPlan). The next one multiplies ds with the keys
@@ -101,15 +101,16 @@ constexpr int64_t keys_of_window(int64_t window) { return kDsEdge * (2 + (window
 // faster memory have fewer, and then the sums below are less work still.
 inline constexpr int64_t kOperationsOfByte = 256;
 
-// Returns the kernels for a shape. Heads of 96 and of 256 have one path, which may not support the shape. Of the others,
-// those whose scratch is bounded:
+// Returns the kernels for a shape. Heads of 96 and of 256 have one path, which may not support the shape. Of the
+// others, those whose scratch is bounded:
 //
-// - One kernel, unless a window is of at most 512 keys: by measurement the fastest. With documents too, but for heads of
-//   64 and at most 4096 rows without a window: there scores that are computed twice were the fastest.
-// - With such a window, the kernels with ds, if ds can be kept. It cannot for a part, and with documents that do not fit.
-// - With such a window and no ds, one kernel or scores that are computed twice: what is less work for a query of a head.
-//   The sums of dq are written and read, in f32. Instead of this the second of two kernels reads q and do again, and
-//   multiplies scores and dp again. With K = keys_of_window() one kernel is taken if
+// - One kernel, unless a window is of at most 512 keys: by measurement the fastest. With documents too, but for heads
+//   of 64 and at most 4096 rows without a window: there scores that are computed twice were the fastest.
+// - With such a window, the kernels with ds, if ds can be kept. It cannot be kept for a part, and with documents that
+//   do not fit.
+// - With such a window and no ds, one kernel or scores that are computed twice: what is less work for a query of a
+//   head. The sums of dq are written and read, in f32. Instead of this the second of two kernels reads q and do again,
+//   and multiplies scores and dp again. With K = keys_of_window() one kernel is used if
 //
 //     8 d  <=  2 (d + dv) + 2 (d + dv) K / kOperationsOfByte
 //

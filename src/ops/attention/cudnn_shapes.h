@@ -15,8 +15,9 @@ struct CudnnKeys {
   int64_t rows;
   bool causal;  // false: every query attends to every key
 };
-// Returns the keys that cuDNN is given for the call. Returns nothing if cuDNN cannot compute it: another dtype than bf16,
-// documents, widths that it lacks, too few rows, or keys that it cannot mask. The result does not depend on has_cudnn().
+// Returns the keys that cuDNN is given for the call. Returns nothing if cuDNN cannot compute it: another dtype
+// than bf16, documents, widths that it lacks, too few rows, or keys that it cannot mask. The result does not
+// depend on has_cudnn().
 std::optional<CudnnKeys> cudnn_keys(const AttentionFwd& a);
 std::optional<CudnnKeys> cudnn_keys(const AttentionBwd& a);
 

@@ -21,8 +21,8 @@ std::vector<QueryTile> tiles_of(const QueryTileOrder& order, int block) {
   return tiles;
 }
 
-// Returns the work of the block that has the most, as a multiple of the mean. A causal tile with index i has i + 1 tiles
-// of keys, and half of one stands for its beginning and end.
+// Returns the work of the block that has the most, as a multiple of the mean. A causal tile with index i has i + 1
+// tiles of keys, and half of one stands for its beginning and end.
 double imbalance(const QueryTileOrder& order) {
   std::vector<double> work(order.blocks);
   for (int block = 0; block < order.blocks; ++block) {

@@ -98,8 +98,8 @@ template <bool kIsWhole>
   return (__m512bh)_mm512_maskz_loadu_epi16(mask, at);
 }
 
-// Adds the products of 32 elements to each sum, by vdpbf16ps: a pair of products to each lane. A row of x is loaded where
-// it is used, since 24 sums and 6 rows of W leave two registers.
+// Adds the products of 32 elements to each sum, by vdpbf16ps: a pair of products to each lane. A row of x is loaded
+// where it is used, since 24 sums and 6 rows of W leave two registers.
 template <bool kIsWhole, int M, int N>
 [[gnu::target("avx512f,avx512bw,avx512vl,avx512bf16"), gnu::always_inline]] inline void add_pairs(
     __m512 (&sum)[M][N], const bf16* x, int64_t x_stride, const bf16* w, int64_t w_stride, __mmask32 mask) {
@@ -269,8 +269,8 @@ void multiply_few_rows(float* tile, int64_t ld, const FewRows& x, const T* w, in
                          : cols == 1       ? by.one
                          : num_groups == 1 ? by.four
                                            : by.four_of_groups;
-    // Later columns, which are read from memory, are prefetched by the groups. Few groups prefetch the next ones in equal
-    // parts. Many have more time: each prefetches two rows of W, and together they prefetch most of them twice.
+    // Later columns, which are read from memory, are prefetched by the groups. Few groups prefetch the next ones in
+    // equal parts. Many have more time: each prefetches two rows of W, and together they prefetch most of them twice.
     const bool in_pairs = are_many && cols > 1;
     const int64_t part = in_pairs ? 2 : div_ceil(cols, std::min<int64_t>(4, num_groups));
     const int64_t step = !in_pairs ? part : num_groups < 6 ? 2 : 1;

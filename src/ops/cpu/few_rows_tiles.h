@@ -4,8 +4,8 @@
 // The left operand of an instruction is 16 rows of W as they are in memory, and the right one is up to 16 packed rows
 // of x. So W is neither packed nor copied, and a product of 32 rows takes about the time of reading W.
 //
-// For each step of kTileDepth elements an instruction sums the products of even k and of odd k apart, and adds both sums
-// to the f32 of the result. Numbers below 2^-126 count as zero.
+// For each step of kTileDepth elements an instruction sums the products of even k and of odd k apart, and adds both
+// sums to the f32 of the result. Numbers below 2^-126 count as zero.
 #pragma once
 
 #include <cstdint>

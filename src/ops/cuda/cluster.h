@@ -1,5 +1,5 @@
-// Blocks of a cluster, which read each other's shared memory. Kernels that use them are compiled for all GPUs, like those
-// of ops/cuda/early_launch.h, and start as early, but only a Hopper may launch them.
+// Blocks of a cluster, which read each other's shared memory. Kernels that use them are compiled for all GPUs, like
+// those of ops/cuda/early_launch.h, and start as early, but only a Hopper may launch them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -45,7 +45,8 @@ __device__ __forceinline__ T load_of_block(const T* own, int rank) {
   return x;
 }
 
-// Launches kernel(args...) as launch_kernel does, with clusters of `cluster_blocks` neighbours in x. REQUIRES: a Hopper.
+// Launches kernel(args...) as launch_kernel does, with clusters of `cluster_blocks` neighbours in x. REQUIRES:
+// a Hopper.
 template <class... P>
 void launch_clusters(const Stream& s, bool early, const LaunchShape& how, unsigned cluster_blocks, void (*kernel)(P...),
                      P... args) {

@@ -55,8 +55,8 @@ TEST(ContiguousPlaces, MessagesOfTheChecks) {
                "contiguous_places: P must divide the W ranks, and the rank be one of them; got P 2, W 3",
                [&] { contiguous_places(s, {.dest_TJ = dest.tensor(), .back_W = back.tensor()}); });
   expect_error(ErrorKind::usage,
-               "push_rows: the windows of all 2 ranks need rows that go to all of them; got 1 windows and 2 "
-               "destinations of 1 ranks",
+               "push_rows: windows may be given only for rows that go to all ranks, and then those of all 2; got 1 "
+               "windows and 2 destinations of 1 ranks",
                [&] {
                  push_rows(s, {.sent_1 = sent.tensor(),
                                .x_TD = x.tensor(),

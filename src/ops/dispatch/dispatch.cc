@@ -18,7 +18,7 @@ void check_matrix(const char* who, const char* name, const Tensor& t, const char
 void check_ints(const char* who, const char* name, const Tensor& t, const Shape& shape) {
   check_tensor(who, name, t, DType::i32, shape);
 }
-// Checks what every op that writes to windows has. Returns the number of ranks.
+// Checks the arguments that every op that writes to windows has. Returns the number of ranks.
 int64_t check_windows(const char* who, const Tensor& sent_1, const Tensor& bases_W, int64_t rank) {
   check_tensor(who, "sent", sent_1, DType::i64, {1});
   check_tensor(who, "bases", bases_W, DType::i64, {bases_W.numel()});
@@ -30,8 +30,8 @@ int64_t check_windows(const char* who, const Tensor& sent_1, const Tensor& bases
 void check(const Destinations& a, const Stream& s) {
   check_matrix("destinations", "topk", a.topk_TK, "[T, K]");
   MOEBIUS_CHECK(usage, a.experts_of_rank >= 1 && a.count_P.numel() >= 1,
-                "destinations: a rank must have experts, and there must be ranks; got {} and {}", a.experts_of_rank,
-                a.count_P.numel());
+                "destinations: experts_of_rank and the length of count must be at least 1; got {} and {}",
+                a.experts_of_rank, a.count_P.numel());
   const int64_t T = a.topk_TK.dim(0), J = std::min(a.topk_TK.dim(1), a.count_P.numel());
   check_ints("destinations", "topk", a.topk_TK, a.topk_TK.shape);
   if (!a.kept_TK.empty()) check_ints("destinations", "kept", a.kept_TK, a.topk_TK.shape);
@@ -79,8 +79,8 @@ void check(const PushRows& a) {
   check_ints("push_rows", "row", a.row_TJ, a.dest_TJ.shape);
   const auto num_windows = static_cast<int64_t>(a.windows.size());
   MOEBIUS_CHECK(usage, num_windows == 0 || (num_windows == W && a.dest_TJ.dim(1) * a.etp == W),
-                "push_rows: the windows of all {} ranks need rows that go to all of them; got {} windows and {} "
-                "destinations of {} ranks",
+                "push_rows: windows may be given only for rows that go to all ranks, and then those of all {}; got {} "
+                "windows and {} destinations of {} ranks",
                 W, num_windows, a.dest_TJ.dim(1), a.etp);
 }
 
@@ -95,8 +95,8 @@ void check(const SortedPlaces& a) {
   const int64_t T = a.dest_TJ.dim(0), J = a.dest_TJ.dim(1), P = a.count_P.numel();
   MOEBIUS_CHECK(
       usage, row.rank() == 3 && row[0] >= 1 && P % row[0] == 0 && a.last >= 0 && a.last < P && a.section >= 0,
-      "sorted_places: row must be [G, T, J] where G divides the {} destinations, one of which is the last, and "
-      "sections must have rows; got {}, {} and {}",
+      "sorted_places: row must be [G, T, J] where G divides the {} destinations, last one of these, and section at "
+      "least 0; got {}, {} and {}",
       P, to_string(a.row_GTJ), a.last, a.section);
   check_ints("sorted_places", "dest", a.dest_TJ, {T, J});
   check_ints("sorted_places", "slot", a.slot_TJ, {T, J});
@@ -169,10 +169,11 @@ void check(const SumPairs& a) {
   check_matrix("sum_pairs", "dest", a.dest_TJ, "[T, J]");
   check_matrix("sum_pairs", "back_row", a.back_row_TB, "[T, J ETP]");
   const int64_t T = a.topk_TK.dim(0), J = a.dest_TJ.dim(1), B = a.back_row_TB.dim(1);
-  MOEBIUS_CHECK(usage, J >= 1 && B % J == 0 && a.experts_of_rank >= 1,
-                "sum_pairs: back_row must have ETP places of each of J = {} destinations, and a rank must have "
-                "experts; got {} and {} experts",
-                J, to_string(a.back_row_TB), a.experts_of_rank);
+  MOEBIUS_CHECK(
+      usage, J >= 1 && B % J == 0 && a.experts_of_rank >= 1,
+      "sum_pairs: back_row must have ETP columns for each of the {} columns of dest, and experts_of_rank be at "
+      "least 1; got {} and {}",
+      J, to_string(a.back_row_TB), a.experts_of_rank);
   check_tensor("sum_pairs", "to", a.to_TK, DType::f32, a.topk_TK.shape);
   check_tensor("sum_pairs", "from", a.from_BL, DType::f32, a.from_BL.shape);
   check_ints("sum_pairs", "topk", a.topk_TK, a.topk_TK.shape);
@@ -230,7 +231,7 @@ void contiguous_places(Stream& s, const ContiguousPlaces& a) {
 
 void push_rows(Stream& s, const PushRows& a) {
   check(a);
-  const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
+  const double rows = static_cast<double>(a.dest_TJ.dim(1));  // rows of a token
   const int64_t W = a.bases_W.numel();
   const double part = static_cast<double>(a.of.count(W)) / static_cast<double>(W);
   OpScope scope(s, "push_rows", {0, bytes_of(a.x_TD) * (1 + part * rows) + 2 * bytes_of(a.dest_TJ)});
@@ -254,7 +255,7 @@ void sorted_places(Stream& s, const SortedPlaces& a) {
 
 void spread_rows(Stream& s, const SpreadRows& a) {
   check(a);
-  const double rows = static_cast<double>(a.row_TJ.dim(1));  // of a token
+  const double rows = static_cast<double>(a.row_TJ.dim(1));  // rows of a token
   OpScope scope(s, "spread_rows", {0, bytes_of(a.x_TD) * (1 + rows) + bytes_of(a.row_TJ)});
   if (a.x_TD.empty() || a.row_TJ.empty()) return;
   run_on_device(s, cpu::spread_rows, cuda::spread_rows, a);
@@ -276,7 +277,7 @@ void select_routes(Stream& s, const SelectRoutes& a) {
 
 void push_routes(Stream& s, const PushRoutes& a) {
   check(a);
-  const double rows = static_cast<double>(a.dest_TJ.dim(1));  // of a token
+  const double rows = static_cast<double>(a.dest_TJ.dim(1));  // rows of a token
   const double pairs = bytes_of(a.topk_TK) + bytes_of(a.weight_TK);
   OpScope scope(s, "push_routes", {0, pairs * (1 + rows) + bytes_of(a.kept_TK) + 2 * bytes_of(a.dest_TJ)});
   if (a.topk_TK.empty() || a.dest_TJ.empty()) return;

@@ -78,7 +78,7 @@ TEST(DispatchGraph, RoundsOfRanksThatShareAGpu) {
   run_threads(3, {.timeout_s = 20}, [](Transport& transport) {
     GpuRank r(transport);
     const int64_t before = r.world->sent_bytes();
-    for (int64_t turn = 0; turn < 3; ++turn) {  // these meet on the host, and load the kernels
+    for (int64_t turn = 0; turn < 3; ++turn) {  // these rounds wait on the host, and load the kernels
       r.set(int64_t{100} * turn + r.rank);
       r.tell();
       r.expect_seen(turn);
@@ -96,7 +96,8 @@ TEST(DispatchGraph, RoundsOfRanksThatShareAGpu) {
   });
 }
 
-// Every rank sends two rows to all ranks, or to those at some distances: by copy engines in a graph, and by a kernel else.
+// Every rank sends two rows to all ranks, or to those at some distances. In a graph copy engines copy them, else
+// a kernel.
 TEST(DispatchGraph, ContiguousRowsOfRanksThatShareAGpu) {
   if (!Accelerator::why_missing().empty()) GTEST_SKIP() << Accelerator::why_missing();
   for (const RowDistances of : {RowDistances{}, {.first = 1}, {.first = 1, .end = 2}, {.first = 2}}) {

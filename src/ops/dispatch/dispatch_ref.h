@@ -7,16 +7,16 @@
 
 namespace moebius::ref {
 
-// The experts of each token of a rank that are not dropped.
+// For each token of a rank, the experts of its pairs that are not dropped.
 using TokenExperts = std::vector<std::vector<int64_t>>;
 
-// A row that one rank has from another.
+// A row of a token, and the rank that it came from.
 struct Arrival {
   int64_t from = 0, token = 0;
   bool operator==(const Arrival&) const = default;
 };
 
-// The rows that arrive at rank q, in their order. experts_of_rank: E/P.
+// Returns the rows that arrive at rank q, in their order. experts_of_rank: E/P.
 inline std::vector<Arrival> arrivals(const std::vector<TokenExperts>& ranks, int64_t q, int64_t etp,
                                      int64_t experts_of_rank) {
   std::vector<Arrival> all;
@@ -30,7 +30,8 @@ inline std::vector<Arrival> arrivals(const std::vector<TokenExperts>& ranks, int
   return all;
 }
 
-// The rows that return to rank q, in their order: from which rank, of which token of q.
+// Returns the rows that return to rank q, in their order: the rank that returns each, and the token of q that it
+// is for.
 inline std::vector<Arrival> returns(const std::vector<TokenExperts>& ranks, int64_t q, int64_t etp,
                                     int64_t experts_of_rank) {
   std::vector<Arrival> all;
@@ -41,7 +42,7 @@ inline std::vector<Arrival> returns(const std::vector<TokenExperts>& ranks, int6
   return all;
 }
 
-// The ep ranks that a token goes to, ascending.
+// Returns the ep ranks that have experts of a token, ascending.
 inline std::set<int64_t> destinations(const std::vector<int64_t>& experts, int64_t experts_of_rank) {
   std::set<int64_t> all;
   for (const int64_t expert : experts) all.insert(expert / experts_of_rank);

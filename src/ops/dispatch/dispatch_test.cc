@@ -1,4 +1,5 @@
-// All ranks of a case take their turns on one stream, as if a round were between the calls.
+// All ranks of a case run one after another on one stream. So a call that all ranks have made separates their writes
+// from later reads, as a round does.
 #include "ops/dispatch/dispatch.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ using testing::dispatch::Rank;
 
 class DispatchTest : public testing::DeviceTest<Case> {
  protected:
-  // Up to the places: every rank has the places of its rows.
+  // Runs all ranks until each has the places of its rows.
   void announce() {
     if (c().blocks > 0 && s_.device() == DeviceKind::cuda) few_.emplace(s_, c().blocks);
     for (int64_t q = 0; q < c().W(); ++q) ranks_.push_back(std::make_unique<Rank>(c(), q));
@@ -108,7 +109,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
       EXPECT_EQ(sent_now(q), left_[q] * row_bytes);
     }
   }
-  // The k of the pairs of a token of another rank that are at rank q.
+  // Returns the k of the pairs of a token of another rank that are at rank q.
   std::vector<int64_t> pairs_at(const Arrival& row, int64_t q) {
     std::vector<int64_t> pairs;
     for (int64_t k = 0; k < c().K; ++k)
@@ -221,7 +222,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
             .pair_row = pair_row,
             .weight = weight};
   }
-  // Up to the results of the experts of all ranks.
+  // Runs all ranks until each has the results of its experts.
   void compute() {
     announce();
     for (int64_t q = 0; q < c().W(); ++q) send_routes(q);
@@ -297,7 +298,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
     }
     sums.insert(sums.end(), sum.begin(), sum.end());
   }
-  // Bytes that rank q sent since the last call.
+  // Returns the bytes that rank q sent since the last call.
   double sent_now(int64_t q) {
     const double all = ranks_[q]->sent.values()[0], now = all - sent_before_[q];
     sent_before_[q] = all;
@@ -332,7 +333,7 @@ class DispatchTest : public testing::DeviceTest<Case> {
 
 TEST_P(DispatchTest, RowsArriveOnceInTheOrderOfTheReference) { expect_rows_in_order(); }
 
-// The places of what returns: each token's rows, one from each of its ranks, in their order.
+// Each token gets one row from each of its ranks, in their order, at the places that it computed.
 TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
   announce();
   for (int64_t q = 0; q < c().W(); ++q) {
@@ -357,8 +358,9 @@ TEST_P(DispatchTest, TheRowsOfATokenReturnInTheOrderOfRanks) {
 
 class PartsOfDispatchTest : public DispatchTest {
  protected:
-  // Calls call(q, of) for all ranks and one part after another. Each call moves the rows at its distances and no others:
-  // rows_at[q] come to `array` of rank q, and is_back tells that they return to the rank of their token.
+  // Calls call(q, of) for all ranks, one part of the distances after another. Each call must move the rows at its
+  // distances and no others: rows_at[q] are written to `array` of rank q. is_back: the rows return to the rank of
+  // their token.
   template <class Call>
   void expect_parts(int array, const std::vector<std::vector<Arrival>>& rows_at, bool is_back, const Call& call) {
     const int64_t W = c().W();
@@ -395,7 +397,7 @@ TEST_P(PartsOfDispatchTest, ACallReturnsTheRowsAtItsDistances) {
   expect_parts(Rank::back, returns_, /*is_back=*/true, [&](int64_t q, const RowDistances& of) { return_part(q, of); });
 }
 
-// A rank's experts give rows of their own, and these return as sums.
+// The experts of each rank have results of their own, which return as sums and as values of pairs.
 TEST_P(DispatchTest, SumsAndPairsReturn) {
   compute();
   for (int64_t q = 0; q < c().W(); ++q) return_results(q);
@@ -427,7 +429,8 @@ TEST(Dispatch, MessagesOfTheChecks) {
   Stream s(DeviceKind::cpu, pool);
   Array ints = Array::of_ints({2, 2}, {0, 1, 0, 1}), bases(Shape{3}, DType::i64), sent(Shape{1}, DType::i64);
   const Tensor t = ints.tensor();
-  expect_error(ErrorKind::usage, "destinations: a rank must have experts, and there must be ranks; got 0 and 2",
+  expect_error(ErrorKind::usage,
+               "destinations: experts_of_rank and the length of count must be at least 1; got 0 and 2",
                [&] { destinations(s, {.count_P = t.view({4}).rows(0, 2), .topk_TK = t, .experts_of_rank = 0}); });
   expect_error(ErrorKind::usage, "dispatch_places: counts must be [W, P] where P divides W, and the rank one of W",
                [&] { dispatch_places(s, {.dest_TJ = t, .counts_WP = t, .rank = 2}); });

@@ -15,8 +15,8 @@ struct Case {
   int64_t P = 2, etp = 1, T = 5, e = 2, K = 2, D = 8;
   DType dtype = DType::f32;
   bool one_expert = false;  // all tokens choose the experts from E / 2 on
-  int blocks = 0;           // > 0: of a GPU's kernels, so that each walks over many rows
-  // Rows move in a call for each part of the distances, which ends at these and at W.
+  int blocks = 0;           // > 0: the limit on the blocks of a GPU's kernels, so that each block has many rows
+  // The ends of the parts of the distances, besides W. Rows move in a call for each part.
   std::vector<int64_t> ends_of_parts = {};
   int64_t W() const { return P * etp; }
   int64_t E() const { return P * e; }
@@ -51,9 +51,9 @@ inline std::vector<Case> cases() {
           Case{.P = 3, .T = 64, .e = 4, .K = 4, .D = 40, .one_expert = true},
           Case{.P = 36, .T = 3, .e = 1, .K = 34, .D = 24},
           Case{.P = 2, .T = 9, .e = 40, .K = 34, .D = 24},                 // more pairs of a row than lanes of a warp
-          Case{.P = 2, .T = 70, .e = 16, .K = 8, .D = 2056, .blocks = 2},  // as many as 128 experts and top-8 have
+          Case{.P = 2, .T = 70, .e = 16, .K = 8, .D = 2056, .blocks = 2},  // experts of a rank as for 128 on 8 ranks
           Case{.P = 2, .T = 8300, .e = 1, .K = 1, .D = 1},                 // tokens of several loops of a scan
-          Case{.P = 2, .T = 150, .e = 2, .K = 2, .D = 2056, .blocks = 2},  // pieces of rows, and slots in turn
+          Case{.P = 2, .T = 150, .e = 2, .K = 2, .D = 2056, .blocks = 2},  // rows of several pieces, slots used again
           Case{.P = 2, .etp = 2, .T = 131, .e = 4, .K = 3, .D = 520, .blocks = 2},
           Case{.P = 2, .T = 450, .e = 1, .K = 2, .D = 2056, .blocks = 16},  // by the bulk copy engine
           Case{.P = 2, .T = 30, .e = 2, .K = 2, .D = 72, .ends_of_parts = {1}},
@@ -74,7 +74,7 @@ inline int64_t expert_of(const Case& c, int64_t q, int64_t t, int64_t k) {
 }
 inline bool is_kept(int64_t q, int64_t t, int64_t k) { return (q + 3 * t + 5 * k) % 7 != 2; }
 
-// A rank: its window, and what it computes.
+// A rank: its window, and the tensors that it computes.
 struct Rank {
   // The arrays of a window begin at multiples of 16 bytes.
   enum { counts, routes, tokens, back, back_pairs, kNumArrays };

@@ -114,7 +114,7 @@ TEST_P(SortedRowsTest, AreWhereTheReferencePutsThem) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SortedRowsTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-// Zeros are then a token without experts.
+// A row of zeros is then a token without experts.
 TEST(SortedRows, PackedRoutesMayNumberExpertsFromOne) {
   testing::on_each_device([](Stream& s) {
     Array topk = Array::of_ints({2, 2}, {3, 0, 5, 1}), kept = Array::of_ints({2, 2}, {0, 1, -1, 0});

@@ -72,8 +72,8 @@ Values times(Values x, double factor) {
 // The top of the elements: the largest one is 1.75 * 2^top.
 int top_of(DType element) { return element == DType::f8_e5m2 ? 15 : 8; }
 
-// Multiples of 1/8 from -7/8 to 7/8 [rows, columns]. They are 15, and all of them are in 15 consecutive rows of a column
-// and in 15 consecutive columns of a row. So the scale of a block is 2^(-1 - top), and its elements are exact.
+// Multiples of 1/8 from -7/8 to 7/8 [rows, columns]. They are 15, and all of them are in 15 consecutive rows of a
+// column and in 15 consecutive columns of a row. So the scale of a block is 2^(-1 - top), and its elements are exact.
 Values eighths(int64_t rows, int64_t columns, int64_t row_step, int64_t column_step) {
   Values x;
   for (int64_t r = 0; r < rows; ++r) {

@@ -386,8 +386,8 @@ TEST(Experts, PortableKernelsAreNotedWhereHoppersDoNotTakeTheOp) {
   EXPECT_THAT(noted.at("expert_down"), ::testing::HasSubstr("biases of an even number of columns"));
 }
 
-// The rows of each expert in three runs: those in the middle are one part, and the others another one. An expert may have
-// no rows before, between or after.
+// The rows of each expert in three runs: those in the middle are one part, and the others another one. An expert may
+// have no rows before, between or after.
 TEST_P(ExpertsPartTest, HasTheBitsOfAllRows) {
   if (s_.device() == DeviceKind::cuda && c().dtype == DType::bf16) {
     const bool by_hopper = uses_hopper_kernels(s_) && c().D % 8 + c().F % 8 == 0;

@@ -9,8 +9,8 @@
 namespace moebius {
 
 // A cluster of two blocks computes a tile of 256 x 256 of dw. The tiles that do not fill a round of clusters may be cut
-// into parts of K. Each part is a product of its own, whose result is stored in scratch in f32. Then the parts of a tile
-// are added in order, and their sum is stored in dw or added to it.
+// into parts of K. Each part is a product of its own, whose result is stored in scratch in f32. Then the parts of a
+// tile are added in order, and their sum is stored in dw or added to it.
 struct WgradParts {
   static constexpr int64_t kTile = 256, kDepth = 128, kBytes = 4 * kTile * kTile;  // kDepth: of a K step
   static constexpr int64_t kMaxParts = 128;

@@ -15,9 +15,9 @@ namespace moebius {
 //   dW += dy^T x {.c = dW, .a = dy, .b = x, .trans_a = true, .accumulate = true}
 //
 // c is f32 or has the dtype of a; for quantised operands it is f32 or bf16. Of quantised operands a GPU takes f8_e4m3
-// alone, a with row_blocks and b with square_blocks, or per_tensor scales. With these a may be f8_e5m2, and in dW it has
-// to be. With accumulate the product is added to c in f32, and rounded once. K = 0 gives zeros, or leaves c unchanged
-// with accumulate.
+// alone, a with row_blocks and b with square_blocks, or per_tensor scales. With these a may be f8_e5m2, and in dW it
+// has to be. With accumulate the product is added to c in f32, and rounded once. K = 0 gives zeros, or leaves c
+// unchanged with accumulate.
 //
 // The bias is added to every row of c, and excludes accumulate. It has the dtype of c. cuBLASLt adds it to the f32
 // sums; elsewhere it is added to the rounded c.

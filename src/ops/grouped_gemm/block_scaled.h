@@ -1,6 +1,6 @@
 // Checks for products of quantised operands on a GPU. The sm_90a kernels compute FP8 elements into bf16 or, for weight
-// gradients, f32. Operands have scales of blocks of 128, in E4M3, or one scale for each tensor; then gradients are E5M2.
-// No check reads scales; f32 must hold the product of two (docs/design/quantised-products.md).
+// gradients, f32. Operands have scales of blocks of 128, in E4M3, or one scale for each tensor; then gradients are
+// E5M2. No check reads scales; f32 must hold the product of two (docs/design/quantised-products.md).
 // Ops run the checks also on a null device that counts for a GPU, so that a run is refused before it begins.
 #pragma once
 

@@ -11,8 +11,8 @@
 
 namespace moebius {
 
-// rms_norm_fwd(norm), then c = norm.y w^T + bias as gemm computes it with few_rows. Where no kernel does both, these ops
-// run. REQUIRES: the weights were written before the previous kernel began.
+// rms_norm_fwd(norm), then c = norm.y w^T + bias as gemm computes it with few_rows. Where no kernel does both, these
+// ops run. REQUIRES: the weights were written before the previous kernel began.
 struct NormGemm {
   Tensor c_TN;          // out
   RmsNormFwd norm;      // its y is written too

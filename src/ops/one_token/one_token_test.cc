@@ -1,4 +1,5 @@
-// Each op of a pass of one token, beside the ops that it replaces, which have tests of their own: the bits are the same.
+// Each op of a pass of one token, beside the ops that it replaces, which have tests of their own: the bits are
+// the same.
 #include "ops/one_token/one_token.h"
 
 #include "device/gpu_limits.h"
@@ -271,7 +272,8 @@ TEST(OneToken, ExpertsHaveTheBitsOfTheirOps) {
   });
 }
 
-// Layers may share the memory of logits and of x. Kernels of a token overlap, and must not read what an earlier one had.
+// Layers may share the memory of logits and of x. Kernels of a token overlap, and must not read what an earlier
+// one had.
 TEST(OneToken, ExpertsReadTheLogitsOfTheirOwnToken) {
   testing::on_each_device([](Stream& s) {
     const ExpertsCase c{.E = 128, .K = 8, .D = 64, .F = 264, .rule = {.normalize = true}};

@@ -10,8 +10,8 @@ namespace moebius {
 // out[t,:] = sum over k of weight[t,k] * y[pair_row[t,k],:]
 //
 // The sum runs over k in order, in f32, and is rounded once; a pair at row -1 adds nothing. Empty weights count as 1:
-// that is the backward of a gather. With accumulate the sum is added to out, and rounded once. Both out and y may be f32
-// or bf16.
+// that is the backward of a gather. With accumulate the sum is added to out, and rounded once. Both out and y may be
+// f32 or bf16.
 struct Combine {
   Tensor out_TD;                        // out (inout with accumulate)
   Tensor y_RD, pair_row_TK, weight_TK;  // in

@@ -68,7 +68,8 @@ TEST_P(CombineTest, EqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CombineTest, ::testing::ValuesIn(testing::on_each_device(cases())));
 
-// Sums of bf16 rows that stay f32, and sums of f32 rows that are rounded to bf16: the bits of a copy in the other dtype.
+// Sums of bf16 rows that stay f32, and sums of f32 rows that are rounded to bf16: the bits of a copy in the
+// other dtype.
 TEST_P(CombineTest, OutMayHaveAnotherDtype) {
   const auto [T, K, D, dtype] = c();
   const DType other = dtype == DType::f32 ? DType::bf16 : DType::f32;

@@ -1,5 +1,5 @@
-// QK-clip (Kimi K2, arXiv 2507.20534, section 2.1): after an update, the projections of queries and keys of a head whose
-// largest attention logit of the step was above a threshold are scaled down.
+// QK-clip (Kimi K2, arXiv 2507.20534, section 2.1): after an update, the projections of queries and keys of a head
+// whose largest attention logit of the step was above a threshold are scaled down.
 //
 //   gamma = min(1, threshold / largest)
 //

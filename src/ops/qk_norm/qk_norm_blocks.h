@@ -1,6 +1,7 @@
 // RMSNorm over all query heads together, and over all key heads together, in the rows of the q, k, v projection (OLMoE,
 // arXiv 2409.02060), as passes of their own. Each rank has some columns of q and of k. A norm needs sums over a whole
-// row; the ranks add these up between two passes. ops/rope has the norms of a rank with all columns, and those per head.
+// row; the ranks add these up between two passes. ops/rope has the norms of a rank with all columns, and those
+// per head.
 #pragma once
 
 #include "core/tensor.h"
@@ -8,7 +9,8 @@
 
 namespace moebius {
 
-// Row t of x is [A columns of q | B of k | B of v]. x, dy and the weights have one dtype, f32 or bf16; the maths is in f32.
+// Row t of x is [A columns of q | B of k | B of v]. x, dy and the weights have one dtype, f32 or bf16; the maths is
+// in f32.
 //
 // sums[t] = [sum of q^2, sum of k^2]                                   (without dy)
 // sums[t] = [sum of q^2, sum of k^2, sum of dq w q, sum of dk w k]     (with dy)

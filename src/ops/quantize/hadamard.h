@@ -1,4 +1,5 @@
-// The Hadamard transform of 16 numbers, the same on every device: x diag(s) H / 4 with the signs s of TransformerEngine.
+// The Hadamard transform of 16 numbers, the same on every device: x diag(s) H / 4 with the signs s of
+// TransformerEngine.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rows of activations and gradients as the products of nvfp4 read them: each number is quantised, and its value is stored
-// in the dtype of the rows. Scales and elements have the formulas of quantize.h, and are not stored.
+// Rows of activations and gradients as the products of nvfp4 read them: each number is quantised, and its value is
+// stored in the dtype of the rows. Scales and elements have the formulas of quantize.h, and are not stored.
 //
 // Numbers depend on the place of a row in the global batch alone, and not on the rank that has it:
 //   blocks   16 columns of a row; or 16 rows of a group in one column, after the Hadamard transform of quantize.h,
@@ -24,8 +24,8 @@ struct NvRows {
   Tensor offsets_g1;
   // in i32, may be empty; with hadamard. Group g consists of the rows order[offsets[g]] to order[offsets[g + 1] - 1].
   Tensor order_R;
-  // The token of row r is index[source[r]], i32. Without source it is index[r], and without index draw[1] + source[r] or
-  // draw[1] + r.
+  // The token of row r is index[source[r]], i32. Without source it is index[r], and without index draw[1] + source[r]
+  // or draw[1] + r.
   Tensor index_N, source_R;
   bool hadamard = false;
   // The number M of micro-batches and the tokens of each. A row of token t is in micro-batch
@@ -58,8 +58,8 @@ struct WholeColumns {
 
 // Stochastic rounding to one of the two neighbours, as StochasticRounding of quantize.h. The draw of an element has the
 // index  (token * num_experts + first_expert + expert) * columns + column.  The expert is the group of a row that is
-// divided by groups_per_expert; 0 without groups. With hadamard the token is that of the first row of the block, plus the
-// place in the block.
+// divided by groups_per_expert; 0 without groups. With hadamard the token is that of the first row of the block, plus
+// the place in the block.
 struct NvDraws {
   Tensor draw_2;  // in i64 [step, token of row 0]; may be empty if no element draws
   uint64_t seed = 0;
@@ -86,8 +86,8 @@ Cost cost(const NvRound& a);
 // Sorts the rows of each expert by token, and divides them into micro-batches.
 //
 // order[offsets_of_batches[e M + m] ...] = the rows of expert e in micro-batch m, by token and then by row
-// Rows are sorted by expert; index, source, num_batches and batch_tokens are as in NvRows. Rows past the last offset have
-// no place in the order.
+// Rows are sorted by expert; index, source, num_batches and batch_tokens are as in NvRows. Rows past the last offset
+// have no place in the order.
 struct NvOrder {
   Tensor order_R;             // out i32
   Tensor offsets_of_batches;  // out i32 [e M + 1]

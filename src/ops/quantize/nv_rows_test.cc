@@ -78,8 +78,8 @@ TEST(NvRows, OfExpertsHaveTheValuesOfTheirQuantisedCopies) {
   });
 }
 
-// Two ranks have the rows of two micro-batches of 32 tokens in any order, and each has half of the columns. Rows of both
-// experts are mixed. One rank has a micro-batch at a time, with the rows of an expert by token.
+// Two ranks have the rows of two micro-batches of 32 tokens in any order, and each has half of the columns. Rows of
+// both experts are mixed. One rank has a micro-batch at a time, with the rows of an expert by token.
 constexpr int64_t kTokens = 32, kColumns = 128, kExperts = 2;
 
 struct MixedRow {
@@ -270,8 +270,8 @@ TEST(NvRows, AreThoseOfOneRankWhereverTheyAre) {
   });
 }
 
-// The test above finds draws by another token, expert, column, step or key. Two independent draws often round an element
-// alike, so the bound is one element in 20.
+// The test above finds draws by another token, expert, column, step or key. Two independent draws often round an
+// element alike, so the bound is one element in 20.
 TEST(NvRows, WrongDrawsAreFound) {
   testing::on_each_device([](Stream& s) {
     const int64_t elements = std::ssize(mixed_rows()) * kColumns;

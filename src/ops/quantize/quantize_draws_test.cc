@@ -33,8 +33,8 @@ Array seven_tenths() {
 // Returns an error of draws between 0.5 and 1 for seven_tenths(); empty if there is none.
 //
 // The mean of n such draws is within five standard deviations, 5 * 0.25 / sqrt(n), of the number. So is the mean over
-// the pairs of neighbours in a row, and in a column, of the products of their errors, which independent draws have: they
-// are at most 0.3^2, so five standard deviations are at most 5 * 0.09 / sqrt(n).
+// the pairs of neighbours in a row, and in a column, of the products of their errors, which independent draws have:
+// they are at most 0.3^2, so five standard deviations are at most 5 * 0.09 / sqrt(n).
 std::string wrong_draws(const Values& got) {
   double sum = 0, in_row = 0, in_column = 0;
   int64_t n = 0, pairs = 0;
@@ -85,8 +85,8 @@ TEST(Quantize, WrongDrawsAreFound) {
   EXPECT_EQ(wrong_draws(Values(kDrawn * 16, 0.75)), "0.75 is no neighbour");
 }
 
-// The scale of a block is rounded, and may be too small for the largest number. That number becomes the largest element,
-// with its sign, in either rounding and with any draw.
+// The scale of a block is rounded, and may be too small for the largest number. That number becomes the largest
+// element, with its sign, in either rounding and with any draw.
 TEST(Quantize, NumbersBeyondTheLargestElementAreClipped) {
   // The largest number of the tensor is 6 * 448 = 2688, so that g is 1. 6 * 17 / 16 needs the scale 1.0625, which is a
   // tie between 1 and 1.125, and E4M3 has 1 for it.

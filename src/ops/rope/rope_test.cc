@@ -37,9 +37,9 @@ std::vector<Case> cases() {
         all.push_back({rows, heads, kv_heads, width, norm, dtype});
       }
     }
-    // On a GPU a block has one row of the first two shapes, and two or three rows of the third. Threads have two vectors
-    // of the fourth in f32. Some threads have no vector of the fifth. The fallback kernels take the sixth, and in f32 the
-    // last one, of which threads have two vectors in bf16.
+    // On a GPU a block has one row of the first two shapes, and two or three rows of the third. Threads have two
+    // vectors of the fourth in f32. Some threads have no vector of the fifth. The fallback kernels take the sixth,
+    // and in f32 the last one, of which threads have two vectors in bf16.
     for (const auto& [rows, heads, kv_heads, width] : std::vector<std::array<int64_t, 4>>{{40, 16, 16, 128},
                                                                                           {4, 2, 5, 32},
                                                                                           {700, 2, 2, 32},

@@ -6,14 +6,15 @@
 
 namespace moebius::cuda::sm80 {
 
-// Returns the most bytes, 16, 4 or 2, of which the address and the pitch of rows, in elements of 2 bytes, are multiples.
+// Returns the most bytes, 16, 4 or 2, of which the address and the pitch of rows, in elements of 2 bytes,
+// are multiples.
 inline uint32_t copy_unit(const void* rows, int64_t pitch) {
   const uintptr_t all = reinterpret_cast<uintptr_t>(rows) | static_cast<uintptr_t>(pitch * 2);
   return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
 }
 
-// Loads the first n of eight elements of 2 bytes, and zeros in place of the others. It is volatile assembly, so that all
-// loads are on their way before the first use of one.
+// Loads the first n of eight elements of 2 bytes, and zeros in place of the others. It is volatile assembly, so that
+// all loads are on their way before the first use of one.
 __device__ __forceinline__ void load_elements(uint32_t (&words)[4], const void* from, int32_t n) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {

@@ -10,8 +10,8 @@
 // are never sent, and experts whose gradient no other rank shares need no messages. The products are of whole matrices,
 // so the layout changes no bit. Neighbours of one shape, such as the experts of a layer, are computed in batches.
 //
-// u is stored in the memory of the gradient. It is computed from the f32 momentum; where the state is in fewer bits, the
-// momentum is rounded stochastically after that.
+// u is stored in the memory of the gradient. It is computed from the f32 momentum; where the state is in fewer bits,
+// the momentum is rounded stochastically after that.
 #pragma once
 
 #include <array>

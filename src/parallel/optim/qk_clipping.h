@@ -12,8 +12,8 @@ class QkClipping {
   QkClipping(const OptimizerContext& context, const MaxLogits& logits);
 
   // Combines the logits of all micro-batches of a step, on each rank for its own heads, and scales the owned elements
-  // of masters and weights. Called after Optimizer::update(), with the same arguments, on all ranks together. Scratch is
-  // on the stack: the logits of all ranks of dp_cp.
+  // of masters and weights. Called after Optimizer::update(), with the same arguments, on all ranks together. Scratch
+  // is on the stack: the logits of all ranks of dp_cp.
   void update(Stream& s, StepStack& stack, const OptimizerStepArgs& args);
 
  private:

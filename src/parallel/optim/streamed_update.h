@@ -1,8 +1,8 @@
 // An update whose masters and moments are in host memory (optimizer.offload). They pass through a few slots of device
-// memory, piece by piece: while the device updates one piece, the next ones arrive and those before it are copied back. The
-// pieces are in the order in which a forward pass reads the weights, and no bit depends on them. Weights on the host
-// (in memory.offload) and sums of gradients there pass through the slots too. Parameters with all of their data on
-// the device (parallel/optim/kept_states.h) are updated beside that, on the stream that waits for them.
+// memory, piece by piece: while the device updates one piece, the next ones arrive and those before it are copied
+// back. The pieces are in the order in which a forward pass reads the weights, and no bit depends on them. Weights on
+// the host (in memory.offload) and sums of gradients there pass through the slots too. Parameters with all of their
+// data on the device (parallel/optim/kept_states.h) are updated beside that, on the stream that waits for them.
 #pragma once
 
 #include <functional>

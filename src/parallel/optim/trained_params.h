@@ -22,8 +22,8 @@ class TrainedParams {
   TrainedParams(const OptimizerContext& context, std::span<const std::string_view> prefixes,
                 const std::function<bool(const ParamSpec&)>& of = {});
 
-  // Returns the tensors of an update. A parameter of which any value (weight, master or moment) is rounded stochastically
-  // gives one tensor for each of its parts, since draws are indexed by the elements of global tensors.
+  // Returns the tensors of an update. A parameter of which any value (weight, master or moment) is rounded
+  // stochastically gives one tensor for each of its parts, since draws are indexed by the elements of global tensors.
   std::vector<UpdatedTensor> tensors() const;
   // The same for each part of each parameter, those without an element of this rank left out.
   struct OfPart {

@@ -255,8 +255,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"VirtualBf16", 2, 4, {.num_virtual = 2, .num_micro_batches = 4}, DType::bf16}),
     [](const auto& info) { return info.param.name; });
 
-// Weight passes that run later, with other passes between: the same bits, of MoE and of dense models, on one rank and on
-// several, whether tensors are kept or recomputed.
+// Weight passes that run later, with other passes between: the same bits, of MoE and of dense models, on one rank and
+// on several, whether tensors are kept or recomputed.
 INSTANTIATE_TEST_SUITE_P(
     DelayedWeights, PipelineEquals,
     testing::Values(Case{.name = "Moe", .pipeline = {.num_micro_batches = 3}, .delayed_weights = 1},
@@ -468,8 +468,8 @@ TEST(Pipeline, RefusesWithTheEquation) {
   EXPECT_THAT(error({.layout = "E t | t*3"}, 2), HasSubstr("L is due"));
 }
 
-// The first stage continues with its second micro-batch while the next stage has not begun. With sends that are waited for
-// the two wait for each other forever.
+// The first stage continues with its second micro-batch while the next stage has not begun. With sends that are
+// waited for the two wait for each other forever.
 void run_first_stage_ahead(bool overlap) {
   std::atomic<bool> is_ahead = false;
   run_threads(2, {.timeout_s = overlap ? 30.0 : 0.5}, [&](Transport& transport) {

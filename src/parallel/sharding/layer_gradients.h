@@ -10,8 +10,8 @@
 // several they differ by rounding: the order of whole gradients needs n partial sums of each share, which are as large
 // as whole gradients.
 //
-// With optimizer.offload_grad shares in bf16 are in host memory. One is copied to staging memory of the device while its
-// layer computes, gets the sum there, and is copied back while other layers compute.
+// With optimizer.offload_grad shares in bf16 are in host memory. One is copied to staging memory of the device while
+// its layer computes, gets the sum there, and is copied back while other layers compute.
 #pragma once
 
 #include <memory>

@@ -2,17 +2,18 @@
 // number of ranks that hold the same parameters: dp_cp or tp_cp_dp for dense ones, edp for experts. They may be frozen.
 //
 // A pass gathers the weights of a layer into a buffer (layer_buffers.h) when it comes to the layer. With overlap that
-// starts one layer early, in both directions, while the layer before computes in the other buffer. A layer that is still
-// in its buffer is not gathered again: the last two at the turn of forward and backward, and the first two in the next
-// forward. Weights are sent as their owners hold them, so no bit depends on this.
+// starts one layer early, in both directions, while the layer before computes in the other buffer. A layer that is
+// still in its buffer is not gathered again: the last two at the turn of forward and backward, and the first two in
+// the next forward. Weights are sent as their owners hold them, so no bit depends on this.
 //
 // With parallel.fsdp_shard the first gather of a layer after an update is over all n ranks. It leaves a shard of the
 // layer on each rank, so that the other gathers are over shard_group alone, such as the ranks of a node (hpZ of ZeRO++,
 // arXiv 2306.10209; hybrid sharding).
 //
-// With "weights" in memory.offload shares and shards are in host memory. What no other rank has is copied straight into the
-// buffer, one layer early like a gather. What is gathered is first copied to staging memory of the device, which has
-// this rank's part of two layers. With overlap that starts two layers early, so a gather need not wait for it.
+// With "weights" in memory.offload shares and shards are in host memory. What no other rank has is copied straight
+// into the buffer, one layer early like a gather. What is gathered is first copied to staging memory of the device,
+// which has this rank's part of two layers. With overlap that starts two layers early, so a gather need not wait
+// for it.
 #pragma once
 
 #include <memory>
@@ -39,8 +40,8 @@ class LayerWeights {
   void release(const ParamSpan& span);
   // Called after the owners have changed their shares: the buffers and the shards are out of date.
   void changed(Stream& s);
-  // Passes that a CUDA graph may capture begin and end with empty buffers, so that each replay gathers what it reads. The
-  // first ones of a step gather from the owners, and all others from shards.
+  // Passes that a CUDA graph may capture begin and end with empty buffers, so that each replay gathers what it reads.
+  // The first ones of a step gather from the owners, and all others from shards.
   void begin_closed(Stream& s, bool first_of_step);
   void end_closed(Stream& s);
 

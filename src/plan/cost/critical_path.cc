@@ -59,8 +59,9 @@ CriticalPath rope_bwd_path(const TimeContext& c, double rows) {
   return path;
 }
 
-// A warp takes 8 of a block's 64 tokens in turn: the row of logits, a softmax, K choices and their weights. One block then
-// scans the counts of all blocks in 32 parts, and blocks of tokens place their pairs (ops/routing/cuda/route.cu).
+// A warp takes 8 of a block's 64 tokens in turn: the row of logits, a softmax, K choices and their weights. One block
+// then scans the counts of all blocks in 32 parts, and blocks of tokens place their pairs
+// (ops/routing/cuda/route.cu).
 CriticalPath route_path(double tokens, double top_k) {
   constexpr double kTokens = 64, kTokensOfWarp = 8, kParts = 32, kAtOnce = 8;
   const double scanned = ceil_div(ceil_div(tokens, kTokens), kParts);
@@ -68,9 +69,9 @@ CriticalPath route_path(double tokens, double top_k) {
           .on_chip = kTokensOfWarp * (2 + top_k) * kLaneSteps + kParts + 2 * kLaneSteps};
 }
 
-// A warp takes 4 of a chunk's 32 tokens in turn: a softmax, its entropy and K choices. A thread of each expert then adds
-// the tokens, four loads at a time, and one adds two figures of each. The second kernel adds the chunks in 32 parts
-// (ops/routing/cuda/balance.cu).
+// A warp takes 4 of a chunk's 32 tokens in turn: a softmax, its entropy and K choices. A thread of each expert then
+// adds the tokens, four loads at a time, and one adds two figures of each. The second kernel adds the chunks in 32
+// parts (ops/routing/cuda/balance.cu).
 CriticalPath balance_path(double tokens, double top_k) {
   constexpr double kTokens = 32, kTokensOfWarp = 4, kParts = 32, kAtOnce = 8, kUnrolled = 4, kLanes = 32;
   const double chunks = ceil_div(tokens, kTokens);
@@ -79,8 +80,8 @@ CriticalPath balance_path(double tokens, double top_k) {
 }
 
 // One block sorts the tokens by digits of 6 bits: its 32 warps read their parts twice, four loads at a time, and the
-// counts of 32 warps and of 64 digits are added in turn. Then a block adds the tokens of a row of the embedding, 16 at a
-// time. A rank of tp has a part of the rows, and a digit for the tokens of others (ops/vocab/cuda/embedding.cu).
+// counts of 32 warps and of 64 digits are added in turn. Then a block adds the tokens of a row of the embedding, 16
+// at a time. A rank of tp has a part of the rows, and a digit for the tokens of others (ops/vocab/cuda/embedding.cu).
 CriticalPath embedding_bwd_path(double tokens, double vocab, double tp) {
   constexpr double kDigitBits = 6, kWarps = 32, kLoads = 4, kLanes = 32, kDigits = 64, kAtOnce = 16;
   const double passes = std::max(1.0, std::ceil(std::log2(ceil_div(vocab, tp) + (tp > 1 ? 1 : 0)) / kDigitBits));
@@ -89,8 +90,9 @@ CriticalPath embedding_bwd_path(double tokens, double vocab, double tp) {
           .on_chip = passes * (2 * rounds * kLoads * 3 + 2 * kWarps + 2 * kDigits)};
 }
 
-// After the products of its last tile, of 128 rows and 256 columns, a warp takes the tile's boxes of 32 columns in turn:
-// gate and up arrive, and each of two results leaves before its buffer is used again (ops/experts/sm90/d_gated_rows.h).
+// After the products of its last tile, of 128 rows and 256 columns, a warp takes the tile's boxes of 32 columns in
+// turn: gate and up arrive, and each of two results leaves before its buffer is used again
+// (ops/experts/sm90/d_gated_rows.h).
 CriticalPath gated_gradient_path(const OpWork& op, double rows, double hidden) {
   constexpr double kColumns = 256, kOfBox = 32, kCopies = 3;
   const double columns = op.cost.flops / static_cast<double>(op.calls) / (2 * rows * hidden);

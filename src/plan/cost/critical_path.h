@@ -20,12 +20,13 @@ struct CriticalPath {
 inline constexpr double kLoadSeconds = 0.3e-6, kOnChipSeconds = 0.017e-6;
 
 // Returns the critical path of one call of an op of Moebius on a GPU, by the op's name in traces. It follows from the
-// loops of its kernels, for the rank's shapes. The width of a norm is that of its FLOPs, since latent vectors have norms
-// of their own. It is empty for ops whose threads have independent loads alone, on a CPU, and for other systems. Tokens
-// that are sorted for the embedding's gradient count as evenly distributed.
+// loops of its kernels, for the rank's shapes. The width of a norm is that of its FLOPs, since latent vectors have
+// norms of their own. It is empty for ops whose threads have independent loads alone, on a CPU, and for other
+// systems. Tokens that are sorted for the embedding's gradient count as evenly distributed.
 CriticalPath critical_path(const TimeContext& c, const OpWork& op);
 
-// Returns the critical path of the gradient norm: one block adds the parts of each of `tensors` tensors, one after another.
+// Returns the critical path of the gradient norm: one block adds the parts of each of `tensors` tensors, one
+// after another.
 CriticalPath norm_path(double tensors);
 
 }  // namespace moebius

@@ -106,8 +106,8 @@ double step_seconds(const char* name, const char* file, const std::vector<std::s
   return predict(parts, recipe(file, set), 1, machine(name), {}, {.simulate = false}).step_s;
 }
 
-// Operands of emulated products are quantised and widened, and multiplied in bf16, so a step takes longer than without a
-// recipe. Hopper has products for fp8_tensor, and no GPU has them for mxfp8 and nvfp4 in Moebius.
+// Operands of emulated products are quantised and widened, and multiplied in bf16, so a step takes longer than
+// without a recipe. Hopper has products for fp8_tensor, and no GPU has them for mxfp8 and nvfp4 in Moebius.
 TEST(EmulatedRecipes, TakeLongerThanBf16) {
   const char* file = "bench_qwen3_30b_a3b_8layers.toml";
   const auto seconds = [&](const char* name, std::vector<std::string> set) {

@@ -1,6 +1,6 @@
 // A build without CUDA predicts the same memory and time for a GPU as a build with CUDA and cuDNN 9.19. These values
-// change with the kernels, with the tensors that a step keeps, and with the planner's costs. After such a change, copy the new
-// values from the failures.
+// change with the kernels, with the tensors that a step keeps, and with the planner's costs. After such a change,
+// copy the new values from the failures.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

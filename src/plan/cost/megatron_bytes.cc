@@ -73,9 +73,9 @@ RopeBytes rope_bytes(const TimeContext& c) {
   const ModelSpec& m = c.spec.model;
   if (!c.machine.is_gpu || m.is_latent() || rope_frequencies(m).magnitude == 1) return {};
   const double columns = static_cast<double>((m.num_heads + m.num_kv_heads) * m.head_dim / c.spec.mesh.tp);
-  // Forward: half is negated and joined with the other half, two products, their sum, and a copy. Backward: two products,
-  // the negation and the joining, the sum, and the gradient of a slice. The 2 that are subtracted are the read and the
-  // write that any kernel for RoPE has; they are counted as an op.
+  // Forward: half is negated and joined with the other half, two products, their sum, and a copy. Backward: two
+  // products, the negation and the joining, the sum, and the gradient of a slice. The 2 that are subtracted are the
+  // read and the write that any kernel for RoPE has; they are counted as an op.
   const double forward = (1 + 2) + 2 * 2 + 3 + 2 - 2, backward = 2 * 2 + 1 + 2 + 3 + 3 - 2;
   const double elements = static_cast<double>(c.spec.shape.tokens()) * columns;
   return {.forward = kBf16 * forward * elements, .backward = kBf16 * backward * elements};

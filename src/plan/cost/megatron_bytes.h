@@ -1,5 +1,5 @@
-// The work of Megatron Core's experts besides the products that Moebius has too: the bytes that its own kernels move, and
-// the launches of the host.
+// The work of Megatron Core's experts besides the products that Moebius has too: the bytes that its own kernels move,
+// and the launches of the host.
 #pragma once
 
 #include "plan/work_time.h"
@@ -20,10 +20,10 @@ struct BiasedBytes {
 // weighted_bias_quick_geglu_impl of Megatron Core. Routing weights are taken to be in bf16.
 BiasedBytes biased_bytes(const TimeContext& c);
 
-// Bytes of reads and writes for one logit in Megatron Core, which keeps the logits of a micro-batch in bf16: the products
-// write and read them, and the loss passes over them. Transformer Engine's loss reads them twice, writes gradients in
-// their place and scales these. The "native" loss has kernels in f32: it converts the logits and finds the largest,
-// subtracts that and takes exponentials, divides by their sum, and computes the gradients in bf16.
+// Bytes of reads and writes for one logit in Megatron Core, which keeps the logits of a micro-batch in bf16: the
+// products write and read them, and the loss passes over them. Transformer Engine's loss reads them twice, writes
+// gradients in their place and scales these. The "native" loss has kernels in f32: it converts the logits and finds
+// the largest, subtracts that and takes exponentials, divides by their sum, and computes the gradients in bf16.
 inline constexpr double kLogitBytesOfProducts = 2 + 2 + 2;
 inline constexpr double kLogitBytesOfLoss = 2 + (2 + 2) + (2 + 2), kLogitBytesOfNativeLoss = (2 + 4) + 8 + 8 + (4 + 2);
 
@@ -44,15 +44,15 @@ void add_unfused(PartTime& t, const TimeContext& c, const PartWork& part, bool i
 inline constexpr double kExpertOpSeconds = 10e-6;
 
 // Returns the ops of one expert in a pass. Each of its two linear layers is one product in the forward pass and two in
-// the backward pass. In 8 bits or less the operands are quantised expert by expert, with their transposes: the input and
-// the weight in the forward pass, and the gradient in the backward pass. A scale of a whole tensor needs the largest
-// magnitude, the scale and then the values. MXFP8 and NVFP4 bring the scales of both operands into another
+// the backward pass. In 8 bits or less the operands are quantised expert by expert, with their transposes: the input
+// and the weight in the forward pass, and the gradient in the backward pass. A scale of a whole tensor needs the
+// largest magnitude, the scale and then the values. MXFP8 and NVFP4 bring the scales of both operands into another
 // order for each product.
 int64_t expert_ops(PlanPrecision precision, bool backward);
 
 // Seconds in which the host makes and launches all other ops of an MoE layer, in a forward and a backward pass without
-// CUDA graphs, and what merged passes add to that: their host interleaves the parts of two micro-batches. Both are round
-// numbers that are assumed (docs/measurements/plan.md compares them with runs).
+// CUDA graphs, and what merged passes add to that: their host interleaves the parts of two micro-batches. Both are
+// round numbers that are assumed (docs/measurements/plan.md compares them with runs).
 inline constexpr double kLayerSeconds = 7e-3, kMergedSeconds = 2.5e-3;
 
 // Adds to t.backward.host the time by which the host's launches of num_moe layers exceed both passes. graphs: the share

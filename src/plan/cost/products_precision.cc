@@ -4,7 +4,8 @@ namespace moebius {
 namespace {
 
 // Returns whether Moebius multiplies quantised values in precision.compute on this GPU (precision/product_precision.h).
-// fp8_block has kernels for Hopper alone. A plan refuses it for other GPUs (check_kernels()), unless they are not known.
+// fp8_block has kernels for Hopper alone. A plan refuses it for other GPUs (check_kernels()), unless they are
+// not known.
 bool is_emulated(const PrecisionSpec& precision, const PlanMachine& machine) {
   switch (precision.recipe) {
     case PrecisionRecipe::none:

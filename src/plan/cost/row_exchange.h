@@ -1,7 +1,7 @@
 // The bytes and the time of dispatch and combine: the exchange of rows between tokens and their experts on other ranks.
-// The groups of the dry run count the messages of the engine's all-gather, all-to-all and two-level dispatchers, and the
-// largest magnitudes that ranks exchange with any of its dispatchers. This file computes the rest: one-sided writes to
-// other ranks, and what dispatchers of other software send.
+// The groups of the dry run count the messages of the engine's all-gather, all-to-all and two-level dispatchers, and
+// the largest magnitudes that ranks exchange with any of its dispatchers. This file computes the rest: one-sided
+// writes to other ranks, and what dispatchers of other software send.
 #pragma once
 
 #include "plan/work_time.h"

@@ -55,8 +55,8 @@ TEST(RowExchange, OfAnEvenLoadAreFewer) {
 }
 
 // With nvfp4 a dispatch also sends the index of each token, in the first of 2 L i32 that replace its routes
-// (DirectDispatcher::dispatch_index). L: the most experts of a token on one rank. A token has 8 of OLMoE's 64 experts, so
-// a rank with n experts gets it with the probability 1 - C(64 - n, 8) / C(64, 8), or on two ranks always.
+// (DirectDispatcher::dispatch_index). L: the most experts of a token on one rank. A token has 8 of OLMoE's 64
+// experts, so a rank with n experts gets it with the probability 1 - C(64 - n, 8) / C(64, 8), or on two ranks always.
 TEST(RowExchange, OfNvfp4CountsTheIndicesOfTokens) {
   struct Case {
     int64_t ep;

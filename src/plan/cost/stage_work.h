@@ -30,9 +30,9 @@ class StageWorks {
 };
 StageWorks stage_works(const TimeContext& c, LayoutParts& parts, const StageLayout& layout, PartTimes& times);
 
-// Returns the exposed seconds of a micro-batch's activations that a stage keeps on the host. The copies of these bytes to
-// the host overlap with the forward pass, and those back, of which there may be several, with the backward pass. In a
-// merged pass both are on the link at once.
+// Returns the exposed seconds of a micro-batch's activations that a stage keeps on the host. The copies of these
+// bytes to the host overlap with the forward pass, and those back, of which there may be several, with the backward
+// pass. In a merged pass both are on the link at once.
 double exposed_copies(const TimeContext& c, const StageWork& stage, double bytes, double copies_back);
 
 }  // namespace moebius

@@ -15,8 +15,8 @@ constexpr double kCodeOperations = 612;
 // Returns the operations of an update for each element, where these may take longer than its bytes: kCodeOperations for
 // each moment in 8 bits.
 double update_operations(const OptimizerSpec& optimizer);
-// Returns the bytes that an update reads from host memory, of `owned` elements, where optimizer.offload_buffer is filled
-// to its last byte. It writes the same number.
+// Returns the bytes that an update reads from host memory, of `owned` elements, where optimizer.offload_buffer is
+// filled to its last byte. It writes the same number.
 double host_update_bytes(const OptimizerSpec& optimizer, double owned);
 // Returns the bytes of masters and moments alone that an update reads from host memory.
 double host_states_bytes(const OptimizerSpec& optimizer, double owned);
@@ -38,9 +38,9 @@ struct EndOfStep {
   int64_t kernels = 0;
   int64_t tensors = 0;  // whose parts the gradient norm adds
 };
-// Returns the kernels that end a step on a GPU: the gradient norm and the update, and clears of gradients that the first
-// micro-batch does not store, of the sums of losses, and of the counters and metrics of each MoE layer.
-// Not counted: what Muon, QK-clip, quantised weights, budgets of rows and states on the host add.
+// Returns the kernels that end a step on a GPU: the gradient norm and the update, and clears of gradients that the
+// first micro-batch does not store, of the sums of losses, and of the counters and metrics of each MoE layer. Not
+// counted: what Muon, QK-clip, quantised weights, budgets of rows and states on the host add.
 EndOfStep end_of_step(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
 
 }  // namespace moebius

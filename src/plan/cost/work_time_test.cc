@@ -10,7 +10,8 @@
 namespace moebius {
 namespace {
 
-// Seconds of collectives of 128 MiB in f32 on two and four H200, as docs/measurements/performance/several-gpus.md has them.
+// Seconds of collectives of 128 MiB in f32 on two and four H200, as docs/measurements/performance/several-gpus.md
+// has them.
 TEST(WorkTime, OfCollectivesOnTwoAndFourGpus) {
   PlanMachine m = machine("h200");
   m.of(PlanSystem::moebius)[static_cast<size_t>(Share::inside)] = 311.0 / 450;

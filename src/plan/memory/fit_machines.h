@@ -20,10 +20,10 @@ struct FitMachines {
   std::optional<int64_t> gpu_bytes;
 };
 
-// Returns those of this machine for a run on this device. If it has GPUs, a rank's share of the available host memory is
-// in whole steps of 16 GiB, so that hosts of one kind give the same figure. The share is for as many ranks as there are
-// GPUs or, if they are more, for up to 8 of `ranks`: a launcher may show each rank a GPU of its own. gpu_bytes is not
-// set, since it takes a CUDA context on each GPU.
+// Returns those of this machine for a run on this device. If it has GPUs, a rank's share of the available host memory
+// is in whole steps of 16 GiB, so that hosts of one kind give the same figure. The share is for as many ranks as
+// there are GPUs or, if they are more, for up to 8 of `ranks`: a launcher may show each rank a GPU of its own.
+// gpu_bytes is not set, since it takes a CUDA context on each GPU.
 FitMachines fit_machine(DeviceKind device, int64_t ranks);
 // Returns the largest number of ranks that share a GPU, if this many ranks of a machine share its GPUs evenly.
 int64_t ranks_of_gpu(int64_t ranks, int64_t gpus);
@@ -31,8 +31,8 @@ int64_t ranks_of_gpu(int64_t ranks, int64_t gpus);
 // This process keeps a CUDA context on each GPU that they use, so ranks of a run must not call it: each has only the
 // memory of its own GPU to describe.
 std::optional<int64_t> gpu_bytes_here(int64_t ranks);
-// Returns the memory of a GPU for each of the ranks that share it. That is all of its memory, or, if other programs hold
-// more than a GiB of it, what they leave, in whole GiB.
+// Returns the memory of a GPU for each of the ranks that share it. That is all of its memory, or, if other programs
+// hold more than a GiB of it, what they leave, in whole GiB.
 int64_t gpu_bytes_of_rank(const AcceleratorInfo& gpu, int64_t num_sharing);
 // Returns those of several machines; all: at least one.
 FitMachines common_machines(const std::vector<FitMachines>& all);

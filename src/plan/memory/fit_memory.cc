@@ -109,7 +109,8 @@ class Fitting {
  private:
   int64_t bytes(int64_t pp_rank, const RecomputeSpec& recompute) const { return memory_.bytes(pp_rank, recompute); }
 
-  // Returns the pinned host memory of a rank, with that of an asynchronous save: at most its weights, masters and moments.
+  // Returns the pinned host memory of a rank, with that of an asynchronous save: at most its weights, masters
+  // and moments.
   int64_t host_bytes(int64_t pp_rank, const RecomputeSpec& recompute) const {
     EngineSpec spec = memory_.spec();
     spec.recompute = recompute;
@@ -343,8 +344,8 @@ class OffloadSearch {
   Fitting fitting(const RunSpec& run) const { return Fitting(library_, run, ranks_, machine_, assume_, others_too_); }
   MemoryFit fitted(const RunSpec& run) const { return fitting(run).result(); }
 
-  // Tries each name in addition to the list, in all layers and in half of them. Keeps the best, and returns whether there
-  // is one.
+  // Tries each name in addition to the list, in all layers and in half of them. Keeps the best, and returns whether
+  // there is one.
   bool add_a_name() {
     const OffloadSpec before = list_;
     bool improves = false;

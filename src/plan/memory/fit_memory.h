@@ -40,9 +40,10 @@ struct MemoryFit {
 void leave_out_recomputed(MemorySpec& memory);
 
 // Returns the run with its memory.recompute chosen if that is "auto", else as it is. machine: its rates only decide
-// which set costs least; its GPU decides which kernels' scratch counts and bounds the buffer of states, and its host how much may be offloaded. parallel.dispatcher = "auto" must fit both with
-// the direct dispatcher and without. Throws Error{usage} with the minimum bytes if nothing fits, and if the recompute
-// is given and the run needs more than memory.fit. Throws the errors of planned_engine_spec() too.
+// which set costs least; its GPU decides which kernels' scratch counts and bounds the buffer of states, and its host
+// how much may be offloaded. parallel.dispatcher = "auto" must fit both with the direct dispatcher and without.
+// Throws Error{usage} with the minimum bytes if nothing fits, and if the recompute is given and the run needs more
+// than memory.fit. Throws the errors of planned_engine_spec() too.
 MemoryFit fit_memory(PartLibrary& parts, const RunSpec& run, int64_t ranks, const PlanMachine& machine,
                      const Assumptions& assume);
 

@@ -338,8 +338,8 @@ void add_expert_rows(RankMemory& m, LayoutParts& parts, const StageLayout& layou
   if (rows.counts_ranks) add(m, Life::metrics, stash_counts_bytes(spec.mesh.world()));
 }
 
-// Returns the bytes for gradients of a tied embedding: each stage that has it receives the gradients of the other stages
-// (parallel/sharding/tied_embedding.h).
+// Returns the bytes for gradients of a tied embedding: each stage that has it receives the gradients of the other
+// stages (parallel/sharding/tied_embedding.h).
 int64_t tied_gradient_bytes(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank,
                             const std::vector<HeldParam>& params) {
   const EngineSpec& spec = parts.spec();

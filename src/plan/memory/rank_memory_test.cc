@@ -260,8 +260,9 @@ TEST(RankMemories, OfLargeModelsFitTheirGpus) {
   }
 }
 
-// In attention's backward pass of a long sequence the gradient of its input, and its input if the weight gradients alone
-// read it, 0.5 GiB each, have no memory at the same time as the gradients of q, k and v. With one of them the stack is above 4.7 GiB.
+// In attention's backward pass of a long sequence the gradient of its input, and its input if the weight gradients
+// alone read it, 0.5 GiB each, have no memory at the same time as the gradients of q, k and v. With one of them the
+// stack is above 4.7 GiB.
 TEST(RankMemories, LongSequenceStackHoldsNoAttentionInputDuringItsBackward) {
   const RunSpec run = load_run_spec(kRecipes + "bench_qwen3_30b_a3b_128k.toml", {});
   const EngineSpec spec = planned_engine_spec(run, 1);
@@ -293,8 +294,8 @@ TEST(RankMemories, LongSequenceStackHoldsASectionOfHeads) {
   }
 }
 
-// Recomputed projections are on the stack only where they are read. If they were held, the stacks would be 7.66, 6.28 and
-// 14.59 GiB, and 55.19 GiB with latent attention.
+// Recomputed projections are on the stack only where they are read. If they were held, the stacks would be 7.66, 6.28
+// and 14.59 GiB, and 55.19 GiB with latent attention.
 TEST(RankMemories, LongSequenceStackHoldsNoProjectionWhileOtherOpsRun) {
   const std::string qwen = "bench_qwen3_30b_a3b_256k.toml", qkv = "memory.recompute=[\"norm\", \"qkv\", \"expert_up\"]";
   const auto stack_of = [](const std::string& recipe, const std::vector<std::string>& set) {

@@ -93,7 +93,8 @@ TEST(StateBuffer, HoldsAllStatesWhereTheyFit) {
   EXPECT_LT(fit_memory(with_fit(run, limit - 1), 1).run.optimizer.offload_buffer, gib - 0.2);
 }
 
-// A run that fits a GPU only without a buffer gets none, and one that does not fit at all is refused later, with its plan.
+// A run that fits a GPU only without a buffer gets none, and one that does not fit at all is refused later, with
+// its plan.
 TEST(StateBuffer, IsZeroWhereNoStateFits) {
   const RunSpec run = run_on_host();
   EXPECT_EQ(gib_for(run, 44 * kGiB), 0);

@@ -132,8 +132,8 @@ TEST(SearchBounds, PruneLayoutsSlowWithEveryMemoryChoice) {
   EXPECT_GT(tried, 2);
 }
 
-// The fullest rank need not be the same with each choice: states fill rank 0, and weights rank 1. With states on the host
-// and weights in shards both ranks have room, so nothing is recomputed.
+// The fullest rank need not be the same with each choice: states fill rank 0, and weights rank 1. With states on the
+// host and weights in shards both ranks have room, so nothing is recomputed.
 TEST(SearchBounds, AddMemoryRankByRank) {
   const PlanMachine m = machine("h200");
   const RunSpec run = run_on(recipe("bench_olmoe_1b_7b.toml"), m);

@@ -30,8 +30,9 @@ double keys_of_query(int64_t seq, int64_t window) {
   return window == 0 || window >= seq ? (S + 1) / 2 : W - W * (W - 1) / (2 * S);
 }
 
-// Returns the seconds of attention of all layers for this many tokens, at the rates of kernels that mask nothing in vain.
-// With cp the rank that is predicted has less than its share of the keys of a window, so layers with one are not counted.
+// Returns the seconds of attention of all layers for this many tokens, at the rates of kernels that mask nothing in
+// vain. With cp the rank that is predicted has less than its share of the keys of a window, so layers with one are
+// not counted.
 double attention_seconds(const ProductsBound& b, const ParallelSpec& p, int64_t tokens) {
   const ModelSpec& m = b.run.model;
   const HeadWidths widths{m.head_dim, m.is_latent() ? m.v_head_dim : m.head_dim};

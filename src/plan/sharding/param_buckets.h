@@ -40,7 +40,8 @@ struct RankHeld {
   std::vector<ParamBucket> trained, frozen;  // buckets_of(), frozen_buckets_of()
 };
 RankHeld held_by(LayoutParts& parts, const StageLayout& layout, int64_t pp_rank);
-// Returns whether a rank keeps its share of the weights of layers apart: they are sharded over the axis, or on the host.
+// Returns whether a rank keeps its share of the weights of layers apart: they are sharded over the axis, or on
+// the host.
 bool shards_weights(const EngineSpec& spec, Axis axis);
 // Returns whether a parameter is frozen and its rank keeps only a share of it.
 bool is_sharded_frozen(const EngineSpec& spec, const HeldParam& p);

@@ -1,6 +1,6 @@
 // The time and traffic of layers whose weights or gradients are sharded (parallel/sharding/layer_weights.h,
-// layer_gradients.h): gathers of weights, and sums of gradients after each micro-batch. Weights on the host are copied to
-// the device with a gather; the two overlap, so the longer one counts.
+// layer_gradients.h): gathers of weights, and sums of gradients after each micro-batch. Weights on the host are
+// copied to the device with a gather; the two overlap, so the longer one counts.
 #pragma once
 
 #include <map>

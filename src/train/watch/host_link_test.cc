@@ -43,8 +43,8 @@ TEST(HostLink, AHostIsSlowAfterTenSlowStepsInARow) {
   EXPECT_FALSE(step(0.5, 4)) << "once";
 }
 
-// The forward pass takes 0.9 s, and so does the update, which waits for its kernels: the link is not slow. A forward pass
-// of 3 s waits for the host.
+// The forward pass takes 0.9 s, and so does the update, which waits for its kernels: the link is not slow. A forward
+// pass of 3 s waits for the host.
 TEST(HostLink, AnOverlappedUpdateMayWaitForPasses) {
   HostLink link(9e9, /*num_micro_batches=*/1);
   for (int i = 0; i < 20; ++i) {

@@ -12,14 +12,14 @@ namespace moebius {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint64_t kRoundsOfALook = 16;  // every 16th round looks whether the host has ended the kernels
+constexpr uint64_t kRoundsOfALook = 16;  // in every 16th round a kernel reads whether the host has ended the kernels
 
-// In pinned memory, which the host and the GPU can access. `state` is written last.
+// The report of a late round, in pinned memory, which the host and the GPU can access. `state` is written last.
 struct Report {
   enum State : uint32_t { fine = 0, late = 1 };
   uint32_t state = fine;
-  uint32_t ended = 0;       // by the host: kernels that wait end
-  uint64_t timeout_ns = 0;  // by the host
+  uint32_t ended = 0;       // the host sets it: kernels that wait end
+  uint64_t timeout_ns = 0;  // the host sets it: the time for which a kernel waits
   int32_t rank = 0, place = 0;
   uint64_t expected = 0, seen = 0;
   PeerTraffic traffic;
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return ns;
 }
 
-// Returns whether the rank came. The first thread that is late writes the report.
+// Returns whether the rank arrived in time. The first thread whose wait was too long writes the report.
 __device__ bool wait_for(const uint64_t* flag, uint64_t count, int rank, int place, unsigned long long* claim,
                          Report* report) {
   const volatile Report* seen_by_host = report;

@@ -54,7 +54,7 @@ class NcclGroup final : public GpuGroup {
   // to[r] is the part that goes to rank r. `arrived` has space for `stride_bytes` from each rank.
   void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
                     void* arrived, int64_t stride_bytes);
-  // Counts the bytes of a pass of one of NCCL's own collectives over x, all ranks' parts together.
+  // Counts the bytes of a pass of one of NCCL's own collectives over x, which has the parts of all ranks.
   void count_pass(const Tensor& x) { world_.count(counters_, x.num_bytes() / size() * (size() - 1)); }
   void gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
   // Runs body on a side stream, after all work that s has so far.

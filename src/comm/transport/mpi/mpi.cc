@@ -192,8 +192,8 @@ class MpiTransport final : public Transport {
     if (dead >= 0) throw Error(ErrorKind::distributed, death_text(dead, waiting_for_, "waits"));
   }
 
-  // May be called from any thread: from now on this rank does not wait for any other.
-  // Returns the text to report at once, since this rank's thread may compute for longer than the
+  // Notes that the process of a rank has ended, so that this rank does not wait for any other from now on. Any thread
+  // may call it. Returns the text to report at once, since this rank's thread may compute for longer than the
   // launcher allows.
   std::string note_death(int dead) {
     const std::string text = death_text(dead, waiting_for_, "computes");
@@ -204,7 +204,7 @@ class MpiTransport final : public Transport {
     dead_rank_ = dead;
     return text;
   }
-  // May be called from any thread: another rank has reported why the run ends.
+  // Notes that another rank has reported why the run ends. Any thread may call it.
   void note_ending() { is_ending_ = true; }
   // Returns whether the reason why this rank's wait failed was reported: by this rank, in these words, or by the rank
   // that ends the run. What the rank throws may also have the phase and the layer of its wait.

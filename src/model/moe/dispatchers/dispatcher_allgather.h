@@ -2,11 +2,11 @@
 // and sums them into a partial result for every token. The results are reduce-scattered. Shapes do not depend on the
 // routing, and the host reads nothing back.
 //
-// With T tokens per rank and W ranks, a rank sends on each call
+// With T tokens per rank and W ranks, a rank sends in each call
 //   announce  (W - 1) T K * 12 bytes      dispatch, combine_bwd  (W - 1) T D elements
 //   combine   (W - 1) T D elements        dispatch_bwd           (W - 1) T (D elements + 4 K bytes)
-// A token's sum is taken over k on each rank, then over the ranks in their order: in
-// bf16 a partial result is rounded.
+// A token's sum runs over k on each rank, and then over the ranks in the order of their group (comm/group.h). In bf16
+// each partial result is rounded.
 #pragma once
 
 #include <memory>

@@ -65,7 +65,7 @@ void AllToAllDispatcher::announce(Step& step, const Route& route, DispatchHandle
   copy_to_host(s, d.counts.data(), d.counts_WE.data, d.counts_WE.num_bytes(), CopyWait::async);
 }
 
-// Group rank q = etp + ETP ep gets the rows for the experts of its ep.
+// Rank q = etp + ETP ep of the group gets the rows for the experts of its ep.
 void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllHandle& d) const {
   if (!d.send_rows.empty()) return;
   // The null device has no counts, so every rank sends the same number of rows to each other rank.
@@ -86,7 +86,7 @@ void AllToAllDispatcher::wait_for_counts(Stream& s, int64_t T, AllToAllHandle& d
   }
 }
 
-// Every rank of the group checks all of them, so that all ranks end in the same way.
+// Every rank of the group checks the rows of all ep ranks, so that all ranks end in the same way.
 void AllToAllDispatcher::check_rows(int64_t T, const int32_t* counts_WE) const {
   if (spec_.rows_factor == 0) return;
   for (int64_t ep = 0; ep < ep_; ++ep) {

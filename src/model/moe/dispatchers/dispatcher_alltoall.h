@@ -14,7 +14,7 @@
 // With T tokens per rank, W ranks, no drops and balanced routing, a rank is expected
 // to send in each call
 //   announce  (W - 1) E 4 bytes                dispatch, combine   T K ETP (W - 1)/W rows of D elements
-//   combine_bwd, dispatch_bwd  the same, and 4 bytes per row
+//   combine_bwd, dispatch_bwd  as dispatch and combine, and 4 bytes per row
 #pragma once
 
 #include <algorithm>
@@ -54,8 +54,8 @@ class AllToAllDispatcher final : public Dispatcher {
   // Sends the rows of this rank's tokens to the experts, into `buffer` or onto the step stack.
   Dispatched bring(Step& step, Tensor x_TD, const Tensor& buffer, DispatchHandle& handle) const;
   Tensor returned(Step& step, Tensor rows_RD, int64_t T, AllToAllHandle& handle) const;
-  // Sends rows of the route, sorted by expert, to the ranks of their experts; and receives what
-  // these return, summed over etp.
+  // send() sends rows of the route, sorted by expert, to the ranks of their experts. send_back() returns the results,
+  // summed over etp.
   void send(Step& step, Tensor arrived, Tensor sorted, AllToAllHandle& handle) const;
   void send_back(Step& step, Tensor sorted, Tensor arrived, AllToAllHandle& handle) const;
 

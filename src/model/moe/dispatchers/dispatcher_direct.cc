@@ -156,14 +156,14 @@ void DirectDispatcher::push(Step& step, const DirectWindow::Array& to, Tensor x_
                           .windows = spec_.sends_all ? window_.windows() : std::vector<std::byte*>{}});
 }
 
-// Copy engines need none, but rounds run on one, and products leave multiprocessors in pairs.
+// Copy engines need no multiprocessor. Rounds need one, and products leave multiprocessors free in pairs.
 int DirectDispatcher::sending_multiprocessors(const Step& step) const {
   const bool by_engines =
       spec_.sends_all && step.stream.device() == DeviceKind::cuda && step.stream.accelerator().capture() != nullptr;
   return by_engines ? 2 : SideWork::kMultiprocessors;
 }
 
-// Rows like x's, which may be narrower than the window's.
+// Returns the rows that arrived at `at`. They are as wide as those of x, which may be narrower than the window's.
 Tensor DirectDispatcher::arrived(const DirectWindow::Array& at, const Tensor& x_TD) const {
   const int64_t N = W_ * x_TD.dim(0), D = x_TD.dim(1);
   const Tensor all = window_.here(at);
@@ -184,7 +184,7 @@ Dispatched DirectDispatcher::dispatch_part(Step& step, Tensor x_TD, const RowDis
   return {.source = arrived(window_.tokens(), x_TD), .rows = {d.rows.offsets_e1, d.rows.token_R.rows(0, max_rows(T))}};
 }
 
-// The index is sent in place of the routes, after a round by which all ranks have unpacked these.
+// The index is sent in the memory of the routes. The round before it ensures that all ranks have unpacked their routes.
 void DirectDispatcher::dispatch_index(Step& step, Tensor all_N, Tensor index_T, DispatchHandle& handle) const {
   StackScope scope(step.stack);
   const int64_t T = index_T.dim(0), N = all_N.dim(0);

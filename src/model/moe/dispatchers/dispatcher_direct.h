@@ -12,16 +12,16 @@
 //   backward      The same calls with the same places. The derivatives w.r.t. the weights return as rows of L elements.
 //
 // If nearly all tokens have experts on all ranks (DispatcherSpec::sends_all), every token goes to all of them. Then no
-// counts are exchanged, and T rows come from each rank. They are contiguous, so copy engines copy them in captured steps.
-// Rows without experts at a rank are ignored there, and return as zeros, which change no sum.
+// counts are exchanged, and T rows come from each rank. They are contiguous, so copy engines copy them in captured
+// steps. Rows without experts at a rank are ignored there, and return as zeros, which change no sum.
 //
 // A rank has e = E/EP experts, so at most L = min(K, e) pairs of a token are on it. Routes, the index of the rows that
 // arrive, and the derivatives that return have L columns.
 //
 // A round (comm/peer_window.h) separates what one rank writes from what another reads. A forward pass of a layer has
-// four, or three with sends_all, and a backward pass four; each part of rows beyond the first adds one to an exchange that
-// is split (SplitDispatcher). Rows are in the order of their ranks, then of their tokens,
-// and no sum depends on when a row arrives. So the bits are those of the all-gather dispatcher, for ranks of one node.
+// four, or three with sends_all, and a backward pass four. In an exchange that is split (SplitDispatcher), each part
+// of rows beyond the first adds one. Rows are in the order of their ranks, then of their tokens, and no sum depends
+// on when a row arrives. So for ranks of one node the bits are those of the all-gather dispatcher.
 //
 // With T tokens per rank, n rows that it sends to other ranks, and m rows that it gets from them, a rank sends per call
 //   announce  (W - 1) EP 4 + n 8 L bytes    dispatch, combine_bwd  n D elements
@@ -43,7 +43,7 @@ struct DirectHandle final : DispatchHandle {
   Tensor dest_TJ, row_TJ, back_row_TB;  // destinations of this rank's tokens: ops/dispatch/dispatch.h
   Tensor arrive_W1, back_W;             // for the N = W T rows that may arrive
   Tensor pair_row_NL, weight_NL;
-  // The pass has started: all ranks have used the rows of earlier passes, which may be overwritten.
+  // True once the pass has started. Then all ranks have used the rows of earlier passes, which may be overwritten.
   bool has_begun = false;
 };
 
@@ -77,7 +77,7 @@ class DirectDispatcher final : public SplitDispatcher {
   Tensor arrived(const DirectWindow::Array& at, const Tensor& x_TD) const;
   void push(Step& step, const DirectWindow::Array& to, Tensor x_TD, const DirectHandle& handle,
             const RowDistances& of = {}) const;
-  // Returns the sums of the experts' rows to the ranks of their tokens. Weights empty: plain sums.
+  // Returns the sums of the experts' rows to the ranks of their tokens. Without weights these are plain sums.
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const DirectHandle& handle,
                    const RowDistances& of = {}) const;
   // Returns the number of sums that a rank returns, and gets back for its tokens, with balanced routing.

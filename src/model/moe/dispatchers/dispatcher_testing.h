@@ -1,4 +1,4 @@
-// Cases of dispatchers, with tokens that choose experts by rules, and a rank of such a case: its tokens, their
+// Cases of dispatchers, whose tokens choose experts by a rule. RankOfCase is a rank of a case: its tokens, their
 // routes, and its dispatcher.
 #pragma once
 
@@ -29,11 +29,11 @@ struct Case {
   DType dtype = DType::f32;
   int seed = 0;
   double rows_factor = 0;
-  bool fixed_messages = false;  // of two-level
-  bool sends_all = false;       // of direct
+  bool fixed_messages = false;  // for two-level: DispatcherSpec::fixed_messages
+  bool sends_all = false;       // for direct: DispatcherSpec::sends_all
 };
 
-// Returns the pair (token, k) of the whole stage: tokens are counted over the ranks.
+// Returns the expert of pair (token, k). Tokens are numbered over all ranks of the stage.
 inline int64_t expert_of(const Case& c, int64_t token, int64_t k) {
   const Rng rng(static_cast<uint64_t>(c.seed), RngSite::bench);
   const int64_t first =
@@ -46,7 +46,8 @@ inline bool is_kept(const Case& c, int64_t token, int64_t k) {
   return !c.drops || (token * 5 + k * 3 + c.seed) % 4 != 1;
 }
 inline float weight_of(int64_t token, int64_t k) { return static_cast<float>(1 + (token * 7 + k * 3) % 16) / 16; }
-// Numbers that bf16 holds, so that a row that is only moved is the same in any dtype; two of them name a token.
+// Returns a number that bf16 holds, so that a row that is only moved is the same in any dtype. The first two columns
+// of a row identify its token.
 inline double row_value(int64_t token, int64_t d) {
   return static_cast<double>(d % 2 == 0 ? token % 64 - 32 : token / 64 + d);
 }
@@ -95,7 +96,7 @@ class RankOfCase {
     return Array::of({c_.T, c_.D}, c_.dtype, x);
   }
 
-  // How often each pair of the stage arrives on this rank, and whether it is what it should be.
+  // Returns how often each pair of the stage arrives on this rank. A row that no pair has fails the test.
   std::vector<int64_t> arrivals(const Dispatched& rows, bool weighted) {
     const int64_t W = mesh_.group(Axis::tp_cp_dp).size(), e = c_.E / c_.mesh.ep, first = e * mesh_.place().ep;
     std::vector<int64_t> times(W * c_.T * c_.K);
@@ -106,7 +107,8 @@ class RankOfCase {
     return times;
   }
 
-  // Experts that return their rows: of the etp ranks the first, the others nothing (their sum is the expert's row).
+  // Returns results of experts that are their rows: the first etp rank returns the row, and the others zeros, since the
+  // results are summed.
   Tensor identity(const Dispatched& rows) {
     const Tensor y_RD = step_.alloc({R_, c_.D}, c_.dtype);
     const int64_t row_bytes = c_.D * size_of(c_.dtype);
@@ -197,14 +199,14 @@ class RankOfCase {
   Step step_{s_, plan_.stack(), batch_};
 };
 
-// Sums over the ranks that hold copies of the same experts, and over experts: every kept pair once on each etp rank.
+// Sums the arrivals of pairs over all ranks, and expects every kept pair once on each etp rank.
 inline void expect_once(const Case& c, Mesh& mesh, Stream& s, std::vector<int64_t> times) {
   mesh.group(Axis::tp_cp_dp).all_reduce_sum(s, tensor_of(times.data(), {std::ssize(times)}));
   for (int64_t p = 0; p < std::ssize(times); ++p)
     ASSERT_EQ(times[p], is_kept(c, p / c.K, p % c.K) ? c.mesh.etp : 0) << "pair " << p;
 }
 
-// sum over the kept k of weight (or 1) times the token's row, in the order of k, in f32.
+// Returns the sum over the kept k of weight (or 1) times the token's row, in the order of k, in f32.
 inline double expected(const Case& c, int64_t token, int64_t d, bool weighted) {
   float sum = 0;
   for (int64_t k = 0; k < c.K; ++k) {
@@ -214,8 +216,8 @@ inline double expected(const Case& c, int64_t token, int64_t d, bool weighted) {
   return c.dtype == DType::f32 ? sum : to_f32(to_bf16(sum));
 }
 
-// Sums of sixteenths of small integers are exact in f32, so no order of adding shows. In bf16 all-gather and direct
-// round the part of each rank: half a unit of at most W K / W terms each.
+// Sums of sixteenths of small integers are exact in f32 in any order. In bf16 all-gather and direct round the part of
+// each rank: half a unit of at most W K / W terms each.
 inline void expect_rows(const Case& c, const Array& got, int64_t first_token, bool weighted) {
   const Values values = got.values();
   const double slack = c.dtype == DType::f32 ? 0 : 64.0 * static_cast<double>(c.K) * 0x1p-8;

@@ -101,7 +101,7 @@ void TwoLevelDispatcher::announce(Step& step, const Route& route, DispatchHandle
   d.has_begun = true;
 }
 
-// In the ops of a route, a node is used in place of an expert's rank.
+// The ops for destinations are used with nodes in place of ep ranks.
 void TwoLevelDispatcher::find_nodes(Step& step, TwoLevelHandle& d) const {
   StackScope scope(step.stack);
   const int64_t T = d.route.topk_TK.dim(0);
@@ -141,7 +141,7 @@ Tensor TwoLevelDispatcher::node_rows(int64_t T, const TwoLevelHandle& d) const {
   return d.node_row_GTA.view({d.node_row_GTA.numel()}).rows(0, blocks * T * A_).view({blocks, T, A_});
 }
 
-// The host waits for the counts only here, once for each layer and micro-batch. A count is a message's only row.
+// The host waits for the counts only here, once for each layer and micro-batch. Each message is one count.
 void TwoLevelDispatcher::exchange_counts(Step& step, const Tensor& count_M, TwoLevelHandle& d) const {
   Stream& s = step.stream;
   const Tensor received_M = step.alloc({M_}, DType::i32);
@@ -249,7 +249,7 @@ TwoLevelDispatcher::Sections TwoLevelDispatcher::send_across(Step& step, const c
   return sections(sorted_SC, arrived_NC, d);
 }
 
-// Rows of this node are the last of `sorted`, and do not arrive.
+// The rows for this node are the last of `sorted`. They are not sent.
 TwoLevelDispatcher::Sections TwoLevelDispatcher::sections(const Tensor& sorted_SC, const Tensor& arrived_NC,
                                                           const TwoLevelHandle& d) const {
   Sections all(static_cast<size_t>(M_));
@@ -278,7 +278,7 @@ void TwoLevelDispatcher::exchange(Stream& s, const RailExchange& a) const {
   }
 }
 
-// NCCL exchanges all messages at once.
+// On a GPU one call exchanges all messages.
 void TwoLevelDispatcher::exchange_messages(Stream& s, const RailExchange& a) const {
   if (s.device() == DeviceKind::cuda) {
     std::vector<int64_t> from(static_cast<size_t>(ranks_.size())), to(from);
@@ -304,7 +304,7 @@ void TwoLevelDispatcher::exchange_messages(Stream& s, const RailExchange& a) con
   for (Pending& transfer : transfers) transfer.wait();
 }
 
-// Rows may be narrower than the window's, and fewer. The sections are placed as if the rows had this width and number.
+// Rows may be narrower than those of the window, and fewer. The sections are placed as in a window of this width and T.
 void TwoLevelDispatcher::push(Step& step, const DirectWindow::Array& to, const Sections& x, int64_t T,
                               const TwoLevelHandle& d) const {
   for (int64_t m = 0; m < M_; ++m) {

@@ -3,7 +3,7 @@
 // model/moe/dispatchers/dispatcher_direct.h.
 //
 // The W = M n ranks of etp x ep are on M nodes of n ranks each (MeshShape::nodes_of_experts). Rank (m, i) is the i-th
-// of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), its rail, and writes to the windows
+// of node m. It exchanges messages with the ranks (0, i), ..., (M - 1, i), which are its rail. It writes to the windows
 // (model/moe/direct_window.h) of its node.
 //
 //   announce      A rank sends each rank of its rail the number of tokens that it will get. The host reads these
@@ -16,9 +16,9 @@
 //                 of the nodes.
 //   backward      The same calls with the same places.
 //
-// Sums of nodes are f32, on the wire too. So a sum runs over k, then over the ranks of a node, then over the nodes, as
-// those of the group do over its levels (comm/collective_levels.h): the bits are those of the dispatcher that gathers
-// all tokens. With more than 8 nodes the nodes have levels too: blocks of nodes, and blocks of such blocks. Rows are
+// Sums of nodes are f32, on the wire too. A sum runs over k, then over the ranks of a node, then over the nodes, as
+// the sums of the group do over its levels (comm/collective_levels.h). So the bits are those of the all-gather
+// dispatcher. With more than 8 nodes the nodes have levels too: blocks of nodes, and blocks of such blocks. Rows are
 // ordered by the rank of their token, then by token, whichever rank received them first.
 //
 // While a CUDA graph is captured no count can be read. Then no counts are sent, and a message has T rows, one for each
@@ -46,17 +46,18 @@
 namespace moebius {
 
 struct TwoLevelHandle final : DispatchHandle {
-  // The rows of this rank's tokens for all nodes are sorted by node, then by token; those for this node come last. This
-  // is the index of a token's rows at the nodes of each of the G blocks, whose sums are added first. A = min(K, M).
+  // The rows of this rank's tokens for all nodes are sorted by node, then by token; those for this node come last.
+  // This is the index of a token's rows at the nodes of each of the G blocks of nodes. The sums of a block are added
+  // first. A = min(K, M).
   Tensor node_row_GTA;
-  // Rows of the messages to and from each node, on the host; both are equal for this node.
+  // The number of rows of the messages to and from each node, on the host. For this node both are equal.
   std::vector<int64_t> send_rows, recv_rows;
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
   Tensor topk_NK, dest_NJ, row_NJ, back_row_NB;
   // The W T rows that may arrive, a section of n T for each node.
   Tensor arrive_Mn1, back_Mn;
   Tensor pair_row_NL, weight_NL;  // L = min(K, e) pairs of a row at most
-  bool has_begun = false;         // as DirectHandle's
+  bool has_begun = false;         // as in DirectHandle
 };
 
 class TwoLevelDispatcher final : public Dispatcher {
@@ -85,7 +86,7 @@ class TwoLevelDispatcher final : public Dispatcher {
   bool has_fixed_messages(const Stream& s) const;
   int64_t sorted_rows(const Stream& s, int64_t T) const;  // rows of an array that is sorted by node
   Tensor node_rows(int64_t T, const TwoLevelHandle& handle) const;
-  // out = the sum over the nodes of a block of a level, of f32 rows that are sorted by node.
+  // Computes out = the sum over the nodes of a block of a level, of f32 rows that are sorted by node.
   void sum_over_block(Step& step, const Tensor& out_TC, const Tensor& sorted_SC, int level, int64_t block,
                       const TwoLevelHandle& handle) const;
   // Sends rows of this rank's tokens to its rail, and receives those of the rail. The results are on the step stack.
@@ -110,10 +111,11 @@ class TwoLevelDispatcher final : public Dispatcher {
   void return_sums(Step& step, Tensor y_RD, Tensor weight_NL, int64_t T, const TwoLevelHandle& handle) const;
   // Returns the number of sums that a rank returns for the tokens of a rank of its rail, with balanced routing.
   int64_t even_sums(int64_t T) const;
-  // out[t] = the sum over the nodes of the sums that the ranks of each node returned for token t.
+  // Compute out[t] = the sum over the nodes of the sums that the ranks of each node returned for token t.
   void rows_over_nodes(Step& step, const char* phase, Tensor out_TD, const TwoLevelHandle& handle) const;
   void pairs_over_nodes(Step& step, const char* phase, Tensor out_TK, const TwoLevelHandle& handle) const;
-  // sum_of_node(m, sum) computes those of the tokens that came from node m, in f32.
+  // The common code of the two functions above. sum_of_node(m, sum) computes the sums of this node for the tokens that
+  // came from node m, in f32.
   void sum_over_nodes(Step& step, const char* phase, Tensor out_TC,
                       const std::function<void(int64_t, const Tensor&)>& sum_of_node,
                       const TwoLevelHandle& handle) const;

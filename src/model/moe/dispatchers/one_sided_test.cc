@@ -1,5 +1,5 @@
-// The dispatchers that write into the memory of other ranks, direct and two-level: the bytes that they send, that passes may
-// follow each other, and their errors.
+// The dispatchers that write into the memory of other ranks, direct and two-level: the bytes that they send, passes
+// that follow each other, and their errors.
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -25,9 +25,9 @@ using testing::is_kept;
 using testing::RankOfCase;
 using testing::Values;
 
-// Rows that ranks of a case send to others, when a token goes once to each rank that has one of its experts.
+// The rows that a rank of a case sends to others, if a token is sent once to each rank that has one of its experts.
 struct DirectRows {
-  int64_t left = 0, returned = 0;  // from a rank with tokens, and from a rank with experts
+  int64_t left = 0, returned = 0;  // rows of its tokens, and sums of its experts
 };
 DirectRows direct_rows(const Case& c, int rank) {
   const int64_t W = c.mesh.etp * c.mesh.ep;
@@ -78,7 +78,7 @@ TEST(DirectDispatcher, SendsARowOnceToEachRank) {
   }
 }
 
-// Also the tokens that have no expert on a rank, whose sums return as zeros.
+// Tokens are sent to ranks that have none of their experts too, whose sums return as zeros.
 TEST(DirectDispatcher, SendsEveryTokenToAllRanks) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4}, MeshShape{.dp = 6, .etp = 2, .ep = 3}}) {
     const Case c{.mesh = mesh,
@@ -193,7 +193,8 @@ TEST(DirectDispatcher, SendingAllTokensChangesNoBit) {
   }
 }
 
-// The messages of captured steps have rows that no token has, here NaNs, and no result has one of them. Tokens of a few ranks, or none, have experts on some nodes.
+// Messages of captured steps have unused rows, here NaNs, and no result has one of them. In some cases only a few
+// ranks, or none, have tokens with experts on a node.
 TEST(TwoLevelDispatcher, FixedMessagesChangeNoBit) {
   for (const MeshShape& mesh : {MeshShape{.dp = 4, .ep = 4, .ranks_per_node = 2},
                                 {.dp = 8, .etp = 2, .ep = 4, .ranks_per_node = 4},
@@ -292,7 +293,7 @@ TEST(TwoLevelDispatcher, RanksThatAreNotOnWholeNodesAreRefused) {
   });
 }
 
-// The layers' passes of any number: each begins with windows that all ranks have read.
+// Passes follow each other in any number, since no pass writes to a window before all ranks have read it.
 TEST(DirectDispatcher, PassesFollowEachOther) {
   const Case c{.mesh = {.dp = 3, .ep = 3}, .dispatcher = DispatcherKind::direct, .T = 11, .E = 6, .K = 2, .D = 6};
   run_threads(3, {.timeout_s = 60}, [&](Transport& transport) {
@@ -304,7 +305,7 @@ TEST(DirectDispatcher, PassesFollowEachOther) {
       StackScope scope(step.stack);
       if (pass % 3 == 0) rank.announce();
       const Dispatched rows = rank.dispatcher().dispatch(step, x.tensor(), rank.handle());
-      if (transport.rank() == pass % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // others run ahead
+      if (transport.rank() == pass % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // others continue
       if (pass % 3 == 0) {
         rank.dispatcher().combine(step, y.tensor(), rank.identity(rows), rank.handle());
         expect_rows(c, y, rank.first_token(), true);
@@ -314,7 +315,7 @@ TEST(DirectDispatcher, PassesFollowEachOther) {
       rank.dispatcher().dispatch_bwd(step, y.tensor(), dweight.tensor(), rank.identity(grads),
                                      rank.one_per_row(grads, 1), rank.handle());
       expect_rows(c, y, rank.first_token(), false);
-      expect_once(c, mesh, step.stream, rank.arrivals(rows, false));  // the tokens are still here
+      expect_once(c, mesh, step.stream, rank.arrivals(rows, false));  // the backward pass keeps the rows of tokens
     }
   });
 }

@@ -1,4 +1,4 @@
-// The bytes that the two-level dispatcher sends across nodes and inside them, by formula and by its counters.
+// Compares the bytes that the two-level dispatcher counts, across nodes and inside them, with those of its rows.
 #pragma once
 
 #include <algorithm>
@@ -9,11 +9,11 @@
 
 namespace moebius::testing {
 
-// Rows that a rank sends when a token goes once to each node, and from the rank there that is at the place of the
+// The rows that a rank sends if a token is sent once to each node, and there by the rank with the place of the
 // token's own rank to all ranks of its experts.
 struct TwoLevelRows {
-  int64_t left = 0, passed_on = 0;  // across nodes: of its own tokens, and sums of tokens that it has passed on
-  int64_t out = 0, back = 0;        // inside: rows that it passes on, and sums of its experts
+  int64_t left = 0, passed_on = 0;  // across nodes: rows of its own tokens, and sums of tokens that it passed on
+  int64_t out = 0, back = 0;        // inside its node: rows that it passes on, and sums of its experts
 };
 inline TwoLevelRows two_level_rows(const Case& c, int rank) {
   const int64_t W = c.mesh.etp * c.mesh.ep, n = c.mesh.ranks_per_node, node = rank / n;
@@ -34,7 +34,7 @@ inline TwoLevelRows two_level_rows(const Case& c, int rank) {
   return rows;
 }
 
-// The bytes of every phase on this rank are those of its rows. All ranks of the case call it together.
+// Expects that the bytes of every phase on this rank are those of its rows. All ranks of the case call it together.
 inline void expect_two_level_traffic(const Case& c, Transport& transport) {
   const MeshShape& mesh = c.mesh;
   Mesh all(mesh, transport);

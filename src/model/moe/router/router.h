@@ -1,5 +1,5 @@
 // The router of an MoE layer: scores, top-k choice, load balancing. All counts stay on the device. The tokens of a
-// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h), so statistics of a micro-batch are
+// micro-batch are spread over the ranks of tp x cp (model/attention/token_runs.h). So statistics of a micro-batch are
 // summed over these ranks, and rules that depend on all of its tokens give the result of one rank.
 #pragma once
 

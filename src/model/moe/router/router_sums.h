@@ -29,12 +29,12 @@ class RouterSums {
   void declare(MemoryPlan& plan);
   RouterMetrics of_layer(size_t layer) const;
 
-  // Sums over the ranks, once per global batch. Each rank of tp x cp has its own tokens, but the whole balance losses of
-  // its micro-batches; only the first of these ranks adds them.
+  // Sums over the ranks, once per global batch. Each rank of tp x cp has its own tokens, but the whole balance losses
+  // of its micro-batches; only the first of these ranks adds them.
   void reduce(Stream& s, const Mesh& mesh) const;
 
  private:
-  std::vector<int64_t> first_ = {0};  // of each layer in counts_N, and N
+  std::vector<int64_t> first_ = {0};  // the first element of each layer in counts_N, and then N
   Tensor counts_N;                    // i64: of each layer the load of its experts, and the dropped pairs
   Tensor sums_3L;                     // f64: aux, z and entropy of all layers
 };

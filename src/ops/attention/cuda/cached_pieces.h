@@ -1,5 +1,5 @@
-// Attention of one query of a sequence over the pieces of its cached keys: the code that the kernels of cached_attention.cu
-// and of the attention of one token share.
+// Attention of one query of a sequence over the pieces of its cached keys: the code that the kernels of
+// cached_attention.cu and of the attention of one token share.
 #pragma once
 
 #include <algorithm>
@@ -120,8 +120,8 @@ __device__ __forceinline__ void add_rows(float (&sums)[kWarps][kHeads][kLanes * 
 }
 
 // A block computes up to kHeads query heads of one kv head over one piece of a sequence's keys, [first, end). kLanes
-// threads hold a row of a key or a value; the others hold the next rows. newest: RotatedRows, or rows that it computes and
-// leaves in shared memory, while the other rows are on their way.
+// threads hold a row of a key or a value; the others hold the next rows. newest: RotatedRows, or rows that it
+// computes and leaves in shared memory, while the other rows are on their way.
 template <int kLanes, int kHeads, bool kAligned, class T, class Newest>
 __device__ __forceinline__ void compute_piece(const Args<T>& a, Newest& newest, int n, int g, int chunk, int first,
                                               int end, const PartOf& part) {
@@ -240,9 +240,9 @@ struct BlockWork {
   }
 };
 
-// Puts a block's keys and values of earlier passes on their way to the L2 cache. Their addresses are those of the position
-// and the sequence in memory, which an earlier kernel may still change: then these are other rows of the cache. The reads
-// are not kept in L1, where those after the wait would find old values (ops/cuda/early_launch.h).
+// Puts a block's keys and values of earlier passes on their way to the L2 cache. Their addresses are those of the
+// position and the sequence in memory, which an earlier kernel may still change: then these are other rows of the
+// cache. The reads are not kept in L1, where those after the wait would find old values (ops/cuda/early_launch.h).
 template <int kHeads, class T>
 __device__ __forceinline__ void prefetch_cache(const Args<T>& a, const BlockWork<kHeads>& w) {
   constexpr int kLine = 128 / int{sizeof(T)};
@@ -257,8 +257,8 @@ __device__ __forceinline__ void prefetch_cache(const Args<T>& a, const BlockWork
   }
 }
 
-// The same where a cluster has all pieces of its heads: its blocks merge them from each other's shared memory, in order,
-// with the bits of merge_pieces_kernel.
+// The same where a cluster has all pieces of its heads: its blocks merge them from each other's shared memory, in
+// order, with the bits of merge_pieces_kernel.
 template <int kLanes, int kHeads, bool kAligned, class T, class Newest>
 __device__ __forceinline__ void merged_pieces(const Args<T>& a, Newest newest) {
   constexpr int kWidth = kLanes * kVec;

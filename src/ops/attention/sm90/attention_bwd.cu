@@ -14,8 +14,8 @@ __device__ __forceinline__ float dot_of_8(const uint4& x, const uint4& y) {
   return sum + (low_bf16(x.w) * low_bf16(y.w) + high_bf16(x.w) * high_bf16(y.w));
 }
 
-// A block has 16 rows of 16 heads, so that it reads 16 heads of a row in one piece and writes 16 rows of a head so. 8 or
-// 16 lanes have a row of a head. A lane has 8 values at a time.
+// A block has 16 rows of 16 heads, so that it reads 16 heads of a row in one piece and writes 16 rows of a head so. 8
+// or 16 lanes have a row of a head. A lane has 8 values at a time.
 template <int kValues>
 __global__ void __launch_bounds__(256)
     row_sums_kernel(RowSums out, const T* dout, const T* o, const float* lse, AttentionSizes z) {

@@ -4,8 +4,8 @@
 // For most shapes one kernel computes all three (attention_fused_bwd.cu). For the others (bwd_path() in
 // attention_slices.h) one kernel computes dk and dv, which need all queries of some keys, and the next
 // one dq, which needs all keys of some queries. The latter either recomputes the scores, or
-// reads their gradients ds, which the kernel of dk and dv stored in scratch. With heads of 256 registers do not hold the
-// sums of both dk and dv, so a third kernel computes dk from ds.
+// reads their gradients ds, which the kernel of dk and dv stored in scratch. With heads of 256 registers do not hold
+// the sums of both dk and dv, so a third kernel computes dk from ds.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
-// The parts that the kernels for sums over queries share: those of dk and dv in attention_dkv.cu, and of dv, ds and dk in
-// attention_dv_ds.cu. Their blocks have 128 keys of one kv head of one sequence.
+// The parts that the kernels for sums over queries share: those of dk and dv in attention_dkv.cu, and of dv, ds and
+// dk in attention_dv_ds.cu. Their blocks have 128 keys of one kv head of one sequence.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ struct DkvWalk {
   }
 };
 
-// Returns the end of the rows that a block walks. Where ds is kept, whole tiles of it are written: what queries past the
-// end see is zero.
+// Returns the end of the rows that a block walks. Where ds is kept, whole tiles of it are written: what queries past
+// the end see is zero.
 template <bool kKeepsDs>
 __device__ __forceinline__ int64_t rows_end_of(const AttentionSizes& z, const DsTiles& ds, int b, int first_row,
                                                int key) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ DsBlock ds_block(const DsTiles& ds) {
           .first_row = max(key, ds.query_begin * static_cast<int>(kDsEdge))};
 }
 
-// Returns the walk of a block, whose steps have 64 queries. All threads call it: the first warp finds the end of the walk,
-// and its first thread calls init_barriers().
+// Returns the walk of a block, whose steps have 64 queries. All threads call it: the first warp finds the end of the
+// walk, and its first thread calls init_barriers().
 template <class Init>
 __device__ __forceinline__ DkvWalk begin_walk(int& rows_end, const AttentionSizes& z, const DsTiles& ds,
                                               const DsBlock& block, Init&& init_barriers) {

@@ -1,8 +1,9 @@
-// dv and ds of bf16 on sm_90a, for heads of 256: a block is 128 keys of one kv head of one sequence, and walks the queries
-// that see them, head by head of the group. Keys run along the rows of its scores, 64 for each of two warpgroups.
+// dv and ds of bf16 on sm_90a, for heads of 256: a block is 128 keys of one kv head of one sequence, and walks
+// the queries that see them, head by head of the group. Keys run along the rows of its scores, 64 for each of
+// two warpgroups.
 //
-// Keys and values take 128 KiB of shared memory, so q and do arrive in halves of 128 columns, in a ring of five places. The
-// scores of the next queries are multiplied while the second half of their do arrives.
+// Keys and values take 128 KiB of shared memory, so q and do arrive in halves of 128 columns, in a ring of five
+// places. The scores of the next queries are multiplied while the second half of their do arrives.
 #include "ops/attention/sm90/attention_dkv.h"
 
 namespace moebius::cuda {

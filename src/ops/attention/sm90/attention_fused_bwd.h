@@ -32,8 +32,8 @@ struct DqPart {
 };
 
 // The tiles of a width. A piece is what a warpgroup multiplies, and hands over, at a time. A warpgroup has the first 16
-// kHeld columns of its keys in registers, so the scores read less shared memory: half of 128 columns, for which registers
-// are free.
+// kHeld columns of its keys in registers, so the scores read less shared memory: half of 128 columns, for which
+// registers are free.
 template <int kWidth_>
 struct FusedTile;
 
@@ -105,7 +105,8 @@ struct FusedShape : FusedTile<kWidth_> {
 };
 
 // One warp takes tickets, and requests the tiles of each work item. The columns of a stage pass between warps as those
-// of attention_dkv.cu do.
+// of attention_dkv.cu do. The kernel depends on how soon they arrive: it took 1.3 to 1.8 times as long where nvcc waited
+// for each load before the next one.
 template <class Shape>
 __device__ void load_tiles(typename Shape::Shared& shared, const BwdMaps& maps, const RowSums& sums,
                            const FusedSlice& f, const AttentionSizes& z) {

@@ -33,8 +33,8 @@ struct FusedSlice {
 // The blocks of a set that walks downwards begin together, at the last tile. Each ends at the tiles of its own keys, 16
 // steps before the block with the keys before. So the blocks of the next set begin 16 steps apart, its first one first.
 //
-// If these walked downwards too, all would begin at the last tile, and the first of 132 would be 131 x 16 steps ahead of
-// the last: 262 tiles of 8 heads. Their q, do and sums of dq are 137 MB, and L2 holds 50 MB.
+// If these walked downwards too, all would begin at the last tile, and the first of 132 would be 131 x 16 steps ahead
+// of the last: 262 tiles of 8 heads. Their q, do and sums of dq are 137 MB, and L2 holds 50 MB.
 //
 // They walk upwards, and begin at the tiles of their own keys. In the 16 steps before the next block begins, a block
 // walks over the two tiles of its own keys. It is then where the next block begins. So all blocks walk together, find
@@ -73,9 +73,9 @@ __device__ __forceinline__ FusedWork work_of_ticket(const FusedSlice& f, const A
   return w;
 }
 
-// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Downwards, turn is the end, and the walk
-// goes from the last tile down. Upwards it goes from tile `turn` up to the last one, and then from the tile before
-// `turn` down to begin.
+// Tiles [begin, end): all heads of the group for a tile, or all tiles of a head. Downwards, turn is the end, and the
+// walk goes from the last tile down. Upwards it goes from tile `turn` up to the last one, and then from the tile
+// before `turn` down to begin.
 struct FusedWalk {
   int begin, end, turn, heads;
   bool heads_outer;

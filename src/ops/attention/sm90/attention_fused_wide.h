@@ -1,8 +1,8 @@
 // The products of the kernel that computes dq, dk and dv, for latent attention: queries and keys of 192, values of 128.
 //
 // dk and dv of a warpgroup use 160 registers; the others hold scores of 64 queries and dp of 32. So dp is
-// computed in halves of a tile, and dq in two pieces, one after the other. Products are most of the time here: while one
-// warpgroup waits for a half, the other one multiplies.
+// computed in halves of a tile, and dq in two pieces, one after the other. Products are most of the time here: while
+// one warpgroup waits for a half, the other one multiplies.
 #pragma once
 
 #include "ops/attention/sm90/attention_fused_bwd.h"

@@ -18,7 +18,7 @@ std::byte* array_of(const Tensor& bases_W, int64_t rank, int64_t offset) {
   return reinterpret_cast<std::byte*>(bases_W.ptr<int64_t>()[rank]) + offset;
 }
 
-// The least ep rank above `last` that has an expert of these pairs; P where there is none.
+// Returns the lowest ep rank above `last` that has an expert of these pairs, or P if there is none.
 int32_t next_destination(const int32_t* topk, const int32_t* kept, int64_t K, int64_t e, int32_t last, int32_t P) {
   int32_t next = P;
   for (int64_t k = 0; k < K; ++k) {
@@ -82,7 +82,8 @@ void dispatch_places(Stream& s, const DispatchPlaces& a) {
     back[q] =
         static_cast<int32_t>(etp * std::accumulate(of_rank, of_rank + ep, int64_t{0}) + a.rank % etp * of_rank[ep]);
   }
-  std::vector<int32_t> there(P), here(P);  // of this rank's rows: where they begin at p, and in what returns
+  // Where this rank's rows for ep rank p begin in the window of p, and where the rows that return from p begin here.
+  std::vector<int32_t> there(P), here(P);
   for (int64_t p = 0, returned = 0; p < P; ++p) {
     for (int64_t q = 0; q < a.rank; ++q) there[p] += counts[q * P + p];
     here[p] = static_cast<int32_t>(returned);
@@ -220,7 +221,7 @@ void push_routes(Stream& s, const PushRoutes& a) {
   *a.sent_1.ptr<int64_t>() += rows_for_others(dest, T * J, from) * row_bytes;
 }
 
-// The rows that go to one rank are consecutive there, so each rank's are one combine.
+// The rows that return to one rank are consecutive in its window, so one combine computes them.
 void return_sums(Stream& s, const ReturnSums& a) {
   const int64_t row_bytes = a.y_RD.dim(1) * size_of(a.y_RD.dtype);
   for_each_source(a.arrive_W1, a.back_W, [&](int64_t q, int64_t first, int64_t num, int64_t there) {
@@ -252,7 +253,7 @@ void sum_pairs(Stream& s, const SumPairs& a) {
   const int64_t T = a.topk_TK.dim(0), K = a.topk_TK.dim(1), J = a.dest_TJ.dim(1), etp = a.back_row_TB.dim(1) / J,
                 L = a.from_BL.dim(1), e = a.experts_of_rank;
   parallel_rows(s.pool(), T, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    std::vector<int64_t> seen(J);  // pairs of the token up to here, by destination
+    std::vector<int64_t> seen(J);  // by destination: pairs of the token before k
     for (int64_t t = begin; t < end; ++t) {
       const int32_t* kept = a.kept_TK.empty() ? nullptr : a.kept_TK.ptr<int32_t>() + t * K;
       const int32_t *topk = a.topk_TK.ptr<int32_t>() + t * K, *dest = a.dest_TJ.ptr<int32_t>() + t * J;
@@ -277,7 +278,7 @@ void part_rows(Stream&, const PartRows& a) {
   const int32_t *offsets = a.offsets_e1.ptr<int32_t>(), *token = a.row_token_R.ptr<int32_t>();
   int32_t* own = a.own_2e.ptr<int32_t>();
   for (int64_t i = 0; i < e; ++i) {
-    // The first row of the expert that comes from rank q or from one after it.
+    // Returns the first row of the expert that comes from rank q or from one after it.
     const auto first_from = [&](int64_t q) {
       const int32_t n = a.arrive_W1.ptr<int32_t>()[q];
       return static_cast<int32_t>(std::lower_bound(token + offsets[i], token + offsets[i + 1], n) - token);

@@ -1,12 +1,13 @@
-// Contiguous rows into windows by copy engines, which reach more of a link's rate than stores of multiprocessors.
+// Copies contiguous rows into windows by copy engines, which reach more of a link's rate than stores
+// of multiprocessors.
 #pragma once
 
 #include "ops/dispatch/dispatch.h"
 
 namespace moebius::cuda {
 
-// Does what PushRows says where it gives the windows. Only work that is captured in a CUDA graph is copied so; for other
-// work it does nothing, and returns false.
+// Runs push_rows by copy engines if the work is captured in a CUDA graph, and returns true. Else it copies nothing,
+// and returns false. REQUIRES: a.windows is not empty.
 bool copy_contiguous(Stream& s, const PushRows& a);
 
 }  // namespace moebius::cuda

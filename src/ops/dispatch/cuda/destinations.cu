@@ -1,5 +1,6 @@
-// The ranks that tokens go to, and the places of the tokens for each rank: a counting sort like index_rows, stable in
-// tokens. Blocks of tokens count, and then place their tokens after those of the blocks before them.
+// Finds the ranks that have experts of each token, and the place of the token for each of them. This is a counting
+// sort like index_rows, stable in tokens. Blocks of tokens count, and then place their tokens after those of the
+// blocks before them.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -25,7 +26,7 @@ struct Choices {
   int top_k, num_ranks, num_blocks;   // K, P, B
   Divisor num_dest, experts_of_rank;  // J, E/P
 
-  // The tokens of this thread's block.
+  // Return the begin and end of the tokens of this thread's block.
   __device__ int64_t first_token() const { return blockIdx.x * tokens_of_block; }
   __device__ int64_t last_token() const { return min(first_token() + tokens_of_block, num_tokens); }
   // Returns the ranks [first, first + kRanksAtOnce) that have experts of a token, as bits.
@@ -42,7 +43,7 @@ struct Choices {
   }
 };
 
-// Calls body(r, lanes) for each rank r of any lane's ranks, with the lanes that have r, as bits. All lanes call it.
+// Calls body(r, lanes) for each rank r that any lane has, with the lanes that have r as bits. All lanes call it.
 template <class Body>
 __device__ __forceinline__ void for_each_rank(uint64_t ranks, Body&& body) {
   const uint64_t low = __reduce_or_sync(kAllLanes, static_cast<uint32_t>(ranks));
@@ -74,11 +75,11 @@ __global__ void __launch_bounds__(kThreads) count_destinations_kernel(Choices a)
   }
 }
 
-// The tokens of a chunk, and the ranks [first, first + kRanksAtOnce) that they go to.
+// The tokens of a chunk, and those of the ranks [first, first + kRanksAtOnce) that have experts of them.
 struct ChunkRanks {
-  uint64_t ranks[kTokensOfChunk];         // of a token, as bits
+  uint64_t ranks[kTokensOfChunk];         // ranks of a token, as bits
   int32_t earlier[kTokensOfChunk];        // destinations of a token before `first`
-  uint32_t tokens[kWarps][kRanksAtOnce];  // of a warp that go to a rank, as bits
+  uint32_t tokens[kWarps][kRanksAtOnce];  // tokens of a warp that have the rank, as bits
   int32_t before[kWarps][kRanksAtOnce];   // tokens of earlier warps, chunks and blocks
 
   // A warp owns 32 tokens.
@@ -91,7 +92,7 @@ struct ChunkRanks {
       if (lane == 0) tokens[warp][r] = lanes;
     });
   }
-  // A thread owns a rank. Returns the tokens of this chunk and of all before it.
+  // A thread owns a rank. Returns the number of tokens for it in this chunk and in all before it.
   __device__ int32_t set_before(int r, int32_t count) {
     for (int w = 0; w < kWarps; ++w) {
       before[w][r] = count;
@@ -111,8 +112,8 @@ struct ChunkRanks {
   }
 };
 
-// A thread owns a token of a chunk, and then some destinations, which neighbours write side by side. The last block also
-// writes the counts of all blocks.
+// A thread owns a token of a chunk, and then some destinations, which neighbours write side by side. The last block
+// also writes the counts of all blocks.
 __global__ void __launch_bounds__(kThreads) place_destinations_kernel(Choices a) {
   extern __shared__ int32_t count_P[];  // tokens of earlier blocks and chunks
   __shared__ ChunkRanks chunk;

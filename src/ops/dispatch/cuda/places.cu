@@ -1,4 +1,5 @@
-// Where rows go, from the counts of all ranks, and where they return.
+// Computes the places to which rows are sent and returned from the counts of all ranks, sums the values that returned
+// for pairs, and divides rows into parts.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -24,7 +25,8 @@ __global__ void __launch_bounds__(kThreads) places_kernel(Places a) {
   extern __shared__ int32_t shared[];
   let_next_start();
   wait_for_inputs();
-  int32_t *there = shared, *here = shared + a.num_ep;  // where this rank's rows begin at p, and in what returns
+  // Where this rank's rows for ep rank p begin in the window of p, and where the rows that return from p begin here.
+  int32_t *there = shared, *here = shared + a.num_ep;
   const int32_t* mine = a.counts_WP + a.rank * a.num_ep;
   for (int p = threadIdx.x; p < a.num_ep; p += kThreads) {
     int32_t before = 0, returned = 0;
@@ -140,7 +142,7 @@ struct Parts {
   int num_experts, num_dest, pairs_of_row, rank, num_ranks, far_from, ep;
 };
 
-// The first row of [begin, end) that reads row n or a later one.
+// Returns the first row of [begin, end) that reads row n or a later one.
 __device__ int32_t first_from(const int32_t* row_token, int32_t begin, int32_t end, int32_t n) {
   while (begin < end) {
     const int32_t middle = begin + (end - begin) / 2;
@@ -152,7 +154,7 @@ __device__ int32_t first_from(const int32_t* row_token, int32_t begin, int32_t e
   return begin;
 }
 
-// Writes the runs of the rows of expert i with some distances.
+// Writes the two runs of the rows of expert i at the distances `of`.
 __device__ void write_runs(const Parts& a, int32_t* runs_22e, int i, const RowDistances& of) {
   const int32_t begin = a.offsets_e1[i], end = a.offsets_e1[i + 1];
   const auto first_of = [&](int64_t rank) { return first_from(a.row_token_R, begin, end, a.arrive_W1[rank]); };
@@ -165,7 +167,7 @@ __device__ void write_runs(const Parts& a, int32_t* runs_22e, int i, const RowDi
   if (from.wraps()) begins[1] = first_of(from.first);
 }
 
-// A thread owns an expert, and another one a destination of a token.
+// Each of the first threads owns an expert, and each of the others a destination of a token.
 __global__ void __launch_bounds__(kThreads) part_rows_kernel(Parts a) {
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (thread < a.num_experts) {

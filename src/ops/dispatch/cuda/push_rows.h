@@ -1,4 +1,4 @@
-// The rows of tokens and the places that copies of them go to, for all kernels of push_rows.
+// The rows of tokens, and the places to which their copies are written, for all kernels of push_rows.
 #pragma once
 
 #include "ops/dispatch/cuda/windows.h"
@@ -20,14 +20,15 @@ struct Push {
     const int q = dest < 0 ? -1 : dest * etp + copy % etp;
     return q >= 0 && of.has(rank_distance(to.rank, q, to.num_ranks)) ? q : -1;
   }
-  // Returns the address of a copy of token t; null for no copy. Adds the bytes that leave this rank to `sent`.
+  // Returns the address of a copy of token t; null if there is no such copy. Adds the bytes that leave this rank
+  // to `sent`.
   __device__ char* place(const Windows& to, int64_t t, int copy, int64_t& sent) const {
     const int q = rank_of(to, t, copy);
     if (q < 0) return nullptr;
     if (q != to.rank) sent += row_bytes;
     return row_at(to, t, copy, q);
   }
-  // The same for copies that leave this rank, and for those that do not.
+  // Like place(), but null for a copy in this rank's own window; place_here() has the addresses of those alone.
   __device__ char* place_at_others(const Windows& to, int64_t t, int copy, int64_t& sent) const {
     return rank_of(to, t, copy) == to.rank ? nullptr : place(to, t, copy, sent);
   }
@@ -41,14 +42,14 @@ struct Push {
   }
 };
 
-inline constexpr int kMaxCopiesByEngine = 32;       // of a row: a lane of a warp has the place of one
-inline constexpr int64_t kMinBytesByEngine = 1024;  // of a row: the engine takes its time for each
-// The multiprocessors with which rows go by the engine. Two H200 at c36b40e8 had 322 GB/s on the wire with 16, where
-// registers had 311 at d815e31e. The bounds themselves were not timed.
+inline constexpr int kMaxCopiesByEngine = 32;       // copies of a row: a lane of a warp has the place of one
+inline constexpr int64_t kMinBytesByEngine = 1024;  // bytes of a row: each copy costs the engine time, however short
+// The bulk copy engine is used if a launch has this many multiprocessors. On two H200 with 16 it sent 322 GB/s on the
+// wire (c36b40e8), and copies through registers 311 (d815e31e). The bounds themselves were not timed.
 inline constexpr int kMinBlocksByEngine = 14, kMaxBlocksByEngine = 20;
 
-// Does what PushRows says on a Hopper GPU, where the bulk copy engine copies the rows for other ranks through shared
-// memory. REQUIRES: at most kMaxCopiesByEngine copies; rows, x and the array in windows begin at multiples of 16 bytes.
+// Runs push_rows on a Hopper GPU, where the bulk copy engine copies the rows for other ranks through shared memory.
+// REQUIRES: at most kMaxCopiesByEngine copies; rows, x and the array in windows begin at multiples of 16 bytes.
 void push_rows_by_engine(Stream& s, const Push& a, const Windows& to);
 
 }  // namespace moebius::cuda

@@ -1,4 +1,5 @@
-// Routes of tokens: as rows of messages, and as rows in the windows of the ranks that have the experts.
+// Packs the routes of tokens into rows of messages, unpacks them, and writes routes into the windows of the ranks that
+// have the experts.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -169,7 +170,7 @@ void select_routes(Stream& s, const SelectRoutes& a) {
 
 void push_routes(Stream& s, const PushRoutes& a) {
   const int64_t K = a.topk_TK.dim(1), J = a.dest_TJ.dim(1), L = std::min(K, a.experts_of_rank);
-  // Rows consist of words of 8 bytes, and windows begin at multiples of 16 bytes.
+  // A row has 2 L numbers of 4 bytes, so words of 16 bytes fit if L is even. Windows begin at multiples of 16 bytes.
   const bool is_wide = L % 2 == 0 && a.offset % 16 == 0;
   const PushPairs push{.topk_TK = a.topk_TK.ptr<int32_t>(),
                        .kept_TK = ints_or_null(a.kept_TK),

@@ -1,4 +1,5 @@
-// Rows between windows. A warp owns a row. No kernel waits for another rank: rounds do (comm/peer_window.h).
+// Copies and sums rows into windows. A warp owns a row. No kernel waits for another rank: rounds do
+// (comm/peer_window.h).
 #include "device/fallback_kernels.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/dispatch/cuda/contiguous_copies.h"
@@ -11,15 +12,15 @@
 namespace moebius::cuda {
 namespace {
 
-constexpr int kThreads = 1024;    // of a block
-constexpr int kSumThreads = 512;  // of one that sums: its threads have more registers
-constexpr int kAtOnce = 8;        // words of a thread on their way, of a row that is copied
-constexpr int kSumsAtOnce = 4;    // and of each of the rows that are summed
-constexpr int kRowsAtOnce = 4;    // such rows
-constexpr int kPairsAtOnce = 4;   // pairs that a thread returns
+constexpr int kThreads = 1024;    // threads of a block
+constexpr int kSumThreads = 512;  // threads of a block that sums rows, which need more registers
+constexpr int kAtOnce = 8;        // words of a row that a thread loads before it stores them
+constexpr int kSumsAtOnce = 4;    // words of each row that a thread loads before it adds them
+constexpr int kRowsAtOnce = 4;    // rows that a thread loads before it adds them
+constexpr int kPairsAtOnce = 4;   // pairs that a thread loads before it returns them
 
 // A row is read once. A lane holds the place of one of its copies. The places of the next row are looked up while this
-// one is on its way.
+// one is copied.
 template <class Word>
 __global__ void __launch_bounds__(kThreads, 1) push_rows_kernel(Push a, Windows to) {
   const int lane = threadIdx.x % 32, copies = a.copies();
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1) push_to_all_kernel(const char* x,
   if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(to.sent, (to.num_ranks - 1) * num_bytes);
 }
 
-// The pairs of a row of N, by lane: the rows of y, -1 past the last one, and their weights.
+// A pair of a row of N, one in each lane: the row of y, -1 past the last pair, and its weight.
 struct Pairs {
   int32_t row;
   float weight;
@@ -110,7 +111,7 @@ __device__ Pairs pairs_of(const Return& a, int64_t n, int first) {
   return {a.pair_row_NL[i], a.weight_NL ? a.weight_NL[i] : 1.0f};
 }
 
-// Pieces of a few rows of y are on their way at once; they are added in the order of the pairs.
+// Pieces of a few rows of y are loaded at once. They are added in the order of the pairs.
 template <class T, int kNum>
 __global__ void __launch_bounds__(kSumThreads, 1) return_sums_kernel(const T* y, int64_t width, Return a, Windows to) {
   constexpr int kWarps = kSumThreads / 32;
@@ -207,7 +208,8 @@ __global__ void __launch_bounds__(kThreads, 1) return_pairs_kernel(const float* 
 
 }  // namespace
 
-// The widest words that rows are made of and begin at. Windows begin at multiples of 16 bytes.
+// Copies rows in the widest words that divide their length and the places where they begin. Windows begin at
+// multiples of 16 bytes.
 void push_rows(Stream& s, const PushRows& a) {
   if (!a.windows.empty() && copy_contiguous(s, a)) return;
   const Push push{.x = static_cast<const char*>(a.x_TD.data),

@@ -1,4 +1,5 @@
-// The parts that kernels which write into windows share: the arrays of all ranks, and the rows that return to theirs.
+// Code that all kernels that write into windows share: their grids, the arrays of all ranks, and the rows that return
+// to the ranks of their tokens.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,9 @@ namespace moebius::cuda {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// A block fills a multiprocessor, and grids loop over rows, so that a limit on blocks (device/block_limit.h) is one on
+// A block fills a multiprocessor, and grids loop over rows, so a limit on blocks (device/block_limit.h) limits
 // multiprocessors. On a Hopper GPU the blocks are in clusters of two, like those of products that may run at the same
-// time. So each leaves whole clusters free for the other.
+// time. So each kernel leaves whole clusters free for the other.
 struct Grid {
   // A warp owns a row. shared_bytes: dynamic shared memory of a block.
   Grid(const Stream& s, int64_t rows, int threads, size_t shared_bytes = 0) {
@@ -61,7 +62,7 @@ inline Windows windows_of(const Tensor& sent_1, const Tensor& bases_W, int64_t o
           .sent = reinterpret_cast<unsigned long long*>(sent_1.ptr<int64_t>())};
 }
 
-// All lanes of a warp call it.
+// Adds the bytes of all lanes of a warp to the counter. All lanes call it.
 __device__ __forceinline__ void add_sent(const Windows& to, int64_t bytes_of_lane) {
   const auto bytes = static_cast<unsigned long long>(warp_sum(static_cast<long long>(bytes_of_lane)));
   if (threadIdx.x % 32 == 0 && bytes > 0) atomicAdd(to.sent, bytes);
@@ -72,10 +73,10 @@ struct Return {
   const int32_t *pair_row_NL, *arrive_W1, *back_W;
   const float* weight_NL;  // may be null
   int num_pairs;           // pairs of a row: L
-  RowDistances of;         // of the rows that return
+  RowDistances of;         // distances of the rows that return
 };
 
-// The rank that row n came from. All lanes of the warp call it.
+// Returns the rank that row n came from. All lanes of the warp call it.
 __device__ __forceinline__ int source_of(const Return& a, const Windows& to, int64_t n) {
   int source = 0;
   for (int first = 0; first < to.num_ranks; first += 32) {
@@ -86,9 +87,9 @@ __device__ __forceinline__ int source_of(const Return& a, const Windows& to, int
   return source;
 }
 
-// The order in which rows return. The rows of this rank are spread evenly among those of other ranks, so that the memory
-// and the links work at the same time. Those of others begin with the rank that is furthest away: no rank is the first of
-// all others.
+// The order in which rows return. The rows of this rank are spread evenly among those of other ranks, so that the
+// memory and the links work at the same time. The rows of others begin with those of the rank at the largest
+// distance. So different ranks begin with different ranks.
 class ReturnOrder {
  public:
   __device__ ReturnOrder(const Return& a, const Windows& to) : own_begin_(a.arrive_W1[to.rank]) {
@@ -106,10 +107,9 @@ class ReturnOrder {
     own_of_turn_ = num_rows == 0 ? 0 : ((static_cast<uint64_t>(own) << 32) + num_rows - 1) / num_rows;
   }
   __device__ uint32_t num_rows() const { return static_cast<uint32_t>(num_rows_); }
-  // REQUIRES: turn < num_rows().
+  // Returns the row that returns as number `turn`. REQUIRES: turn < num_rows().
   __device__ int32_t row(uint32_t turn) const {
-    const uint64_t scaled =
-        turn * own_of_turn_;  // below 2^63: a turn and the share of this rank are at most 2^31, 2^32
+    const uint64_t scaled = turn * own_of_turn_;          // below 2^63: turn is below 2^31, own_of_turn_ at most 2^32
     const auto own = static_cast<int32_t>(scaled >> 32);  // rows of this rank among the first `turn`
     if (static_cast<int32_t>((scaled + own_of_turn_) >> 32) > own) return own_begin_ + own;
     const int32_t other = static_cast<int32_t>(turn) - own;
@@ -117,10 +117,11 @@ class ReturnOrder {
   }
 
  private:
-  int32_t own_begin_;                                 // the first row of this rank
-  int32_t first_other_ = 0, others_before_wrap_ = 0;  // rows of others, which go on with row 0 after so many
-  int32_t num_rows_;                                  // that return
-  uint64_t own_of_turn_;                              // rows of this rank for each that returns, times 2^32, rounded up
+  int32_t own_begin_;               // the first row of this rank
+  int32_t first_other_ = 0;         // the first row of others that returns
+  int32_t others_before_wrap_ = 0;  // rows of others from there on; row 0 follows them
+  int32_t num_rows_;                // rows that return
+  uint64_t own_of_turn_;            // rows of this rank for each that returns, times 2^32, rounded up
 };
 
 template <class Op>

@@ -1,8 +1,8 @@
-// Rows into windows by a few multiprocessors, which keep a link full only if the copies for other ranks never wait for
-// this rank's own. So warps are of two kinds. Some have the bulk copy engine load rows into shared memory, and store
-// them to other ranks from there. The rest copy this rank's own rows through registers. Each warp of the first kind has
-// a ring of pieces, and no warp waits for another. The places of rows are looked up while earlier rows are on their way:
-// a warp that waited for two reads of memory before each row would be slower than its part of the link.
+// Copies rows into windows with a few multiprocessors. These keep a link full only if the copies for other ranks
+// never wait for this rank's own. So warps are of two kinds. Senders have the bulk copy engine load rows into shared
+// memory, and store them to other ranks from there. Owners copy this rank's own rows through registers. Each sender
+// has a ring of pieces of rows, and no warp waits for another. The places of rows are looked up while earlier rows
+// are copied. A warp that waited for two reads of memory before each row would be slower than its part of the link.
 #pragma once
 
 #include "ops/dispatch/cuda/push_rows.h"
@@ -11,7 +11,7 @@
 
 namespace moebius::cuda {
 
-// kNumStores: pieces of a warp that the engine may still read while later ones are loaded.
+// kNumStores: pieces of a sender that the engine may still read while later ones are loaded.
 template <int kNumSenders, int kNumPieces, int kNumStores, int kNumOwners>
 struct PushShape {
   static constexpr int kSenders = kNumSenders, kPieces = kNumPieces, kStores = kNumStores, kOwners = kNumOwners;
@@ -24,7 +24,7 @@ struct PushShape {
   };
 };
 
-// Rows `first`, first + stride, ... to other ranks, by one warp.
+// Sends rows `first`, first + stride, ... to other ranks, with one warp.
 template <class S>
 __device__ __forceinline__ void send_rows(const Push& a, const Windows& to, uint32_t ring, uint32_t loaded,
                                           int64_t first, int64_t stride) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void send_rows(const Push& a, const Windows& to, uint
   fence_mbarrier_init();
   __syncwarp();
 
-  // A batch of rows has the places of a row in `lanes` lanes each, a power of two.
+  // The places of a batch of rows are looked up together: those of each row by `lanes` lanes, a power of two.
   int lanes = 1;
   while (lanes < a.copies()) lanes *= 2;
   const int batch = 32 / lanes, copy = lane & (lanes - 1), row_of_lane = lane / lanes;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void send_rows(const Push& a, const Windows& to, uint
     const int64_t t = begin + row_of_lane * stride;
     return t < a.num_tokens && copy < a.copies() ? a.place_at_others(to, t, copy, sent) : nullptr;
   };
-  // The engine next loads the bytes from `ahead_at` on of row `ahead`.
+  // The engine next loads bytes of row `ahead`, from ahead_at on.
   int64_t ahead = first;
   uint32_t ahead_at = 0;
   const auto load_piece = [&](int slot) {
@@ -83,9 +83,9 @@ __device__ __forceinline__ void send_rows(const Push& a, const Windows& to, uint
   add_sent(to, sent);
 }
 
-// Rows `first`, first + stride, ... to this rank's own window, by one warp.
+// Copies rows `first`, first + stride, ... to this rank's own window, with one warp.
 __device__ __forceinline__ void keep_rows(const Push& a, const Windows& to, int64_t first, int64_t stride) {
-  constexpr int kAtOnce = 8;  // words of a lane on their way
+  constexpr int kAtOnce = 8;  // words that a lane loads before it stores them
   const int lane = threadIdx.x % 32;
   const int64_t words = a.row_bytes / static_cast<int64_t>(sizeof(uint4));
   // A lane has the place of one of 32 rows.

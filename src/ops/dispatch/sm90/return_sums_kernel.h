@@ -1,7 +1,7 @@
-// Sums of the experts' rows of a token, written to the window of its rank. A warp sums a row at a time. Pieces of the
-// rows that it adds come through a ring in shared memory, which the bulk copy engine fills. The engine is ahead by the
-// length of the ring, even across the rows that return: a few multiprocessors read memory fast only if each has many
-// bytes in flight.
+// Sums the experts' rows of each token, and writes the sums to the windows of the tokens' ranks. A warp computes one
+// sum at a time. The bulk copy engine loads pieces of the rows that it adds into a ring in shared memory. The engine
+// is ahead of the sums by the length of the ring, also where the next sum begins. A few multiprocessors read memory
+// fast only if each has many bytes in flight.
 #pragma once
 
 #include "ops/dispatch/cuda/windows.h"
@@ -10,7 +10,7 @@
 
 namespace moebius::cuda {
 
-// kVectors: words of 16 bytes of a lane in a piece.
+// kNumVectors: words of 16 bytes of a lane in a piece.
 template <int kNumWarps, int kNumPieces, int kNumVectors>
 struct SumShape {
   static constexpr int kWarps = kNumWarps, kPieces = kNumPieces, kVectors = kNumVectors;
@@ -23,7 +23,7 @@ struct SumShape {
   struct Shared {
     Ring rings[kWarps];
     uint64_t loaded[kWarps][kPieces];
-    float weights[kWarps][kPieces];  // weights of the piece's row
+    float weights[kWarps][kPieces];  // the weight of a piece's row
   };
 };
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1)
 
   const ReturnOrder order(a, to);
   const uint32_t num_rows = order.num_rows(), first = blockIdx.x * S::kWarps + warp, stride = gridDim.x * S::kWarps;
-  // The pair of a row that this lane looks up: where its row of y is, and its weight. No row: -1.
+  // The pair that this lane looks up: its row of y, -1 without one, and its weight.
   struct Pair {
     int32_t row = -1;
     float weight = 1;
@@ -56,12 +56,12 @@ __global__ void __launch_bounds__(S::kWarps * 32, 1)
     if (a.weight_NL) pair.weight = a.weight_NL[i];
     return pair;
   };
-  // The engine next loads the bytes from `ahead_at` on, of the pairs that are left of a row.
+  // The engine next loads bytes for the sum `ahead`, from ahead_at on, of the rows of the pairs in ahead_left.
   uint32_t ahead = first, ahead_at = 0;
   Pair pair = pair_of(ahead), next = pair_of(ahead + stride);
   uint32_t ahead_all = __ballot_sync(kAllLanes, pair.row >= 0), ahead_left = ahead_all;
   const char* from = y + static_cast<uint64_t>(static_cast<uint32_t>(pair.row)) * row_bytes;
-  const auto next_row = [&] {  // rows without pairs need nothing
+  const auto next_row = [&] {  // skips rows without pairs, for which nothing is loaded
     while (ahead_left == 0 && ahead < num_rows) {
       ahead += stride;
       pair = next;

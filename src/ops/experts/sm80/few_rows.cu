@@ -81,8 +81,8 @@ struct Steps {
   }
 };
 
-// The 16 matrix rows of a block, which begin at `first`. With an activation they are 8 gate rows and the 8 up rows of the
-// same f.
+// The 16 matrix rows of a block, which begin at `first`. With an activation they are 8 gate rows and the 8 up rows of
+// the same f.
 template <bool kGated>
 struct BlockRows {
   int32_t first, F, N;
@@ -172,8 +172,8 @@ __device__ __forceinline__ MatrixRows open_weights(Steps<Block<kTiles, kWarps>::
   return w;
 }
 
-// A warp's sums over its share of k. acc[i]: rows 8 i to 8 i + 7, in the places of an mma's result. is_first: `next` has
-// the first round of the weights.
+// A warp's sums over its share of k. acc[i]: rows 8 i to 8 i + 7, in the places of an mma's result. is_first: `next`
+// has the first round of the weights.
 template <int kTiles, int kWarps>
 __device__ __forceinline__ void multiply_chunks(float (&acc)[kTiles][4], Steps<Block<kTiles, kWarps>::kAhead>& next,
                                                 const MatrixRows& w, const TokenRows<kTiles>& rows, int32_t K,

@@ -158,10 +158,10 @@ __device__ void find_places(const WgradParams& p, const PlaceMemory& places) {
 }
 static_assert(kGroupAlign == kSm90WgradF8.tile_k);
 
-// The loading thread calls this before the first tile. Tiles of experts with as many rows take equally long. If all clusters
-// began together, they would read and write results at the same moments, and multiply at the same moments. So a third of
-// the clusters begins a third of a tile later, and another third two thirds of a tile later. No bit depends on it.
-// If the first experts differ in rows, clusters do not stay together, and none waits.
+// The loading thread calls this before the first tile. Tiles of experts with as many rows take equally long. If all
+// clusters began together, they would read and write results at the same moments, and multiply at the same moments.
+// So a third of the clusters begins a third of a tile later, and another third two thirds of a tile later. No bit
+// depends on it. If the first experts differ in rows, clusters do not stay together, and none waits.
 template <GroupedGemmConfig kConfig>
 __device__ void wait_for_turn(const WgradParams& p) {
   constexpr int32_t kExperts = 3, kMinSteps = 8, kMinTiles = 16, kStepsOfResults = 4, kCyclesOfAStep = 1500;
@@ -178,8 +178,8 @@ __device__ void wait_for_turn(const WgradParams& p) {
   while (clock64() - begin < cycles) __nanosleep(200);
 }
 
-// By one thread. It waits for the staging memory after the sixth K step of a tile. By then the consumers have multiplied
-// two slots of the tile, and so they had passed the results before it to the copy engine.
+// By one thread. It waits for the staging memory after the sixth K step of a tile. By then the consumers have
+// multiplied two slots of the tile, and so they had passed the results before it to the copy engine.
 template <class Op>
 __device__ void load(const WgradParams& p, const SlotRing<Op::kConfig>& ring, const PlaceMemory& places) {
   constexpr GroupedGemmConfig kConfig = Op::kConfig;
@@ -339,8 +339,8 @@ struct WgradLaunch {
       persistent_blocks(reinterpret_cast<const void*>(&expert_wgrad_f8_kernel<Op>), WgradShared<Op::kConfig>::kBytes);
 };
 
-// dw of the tiles that are cut: the sums of their parts in order, stored or added. A block computes kAddedRows rows of a
-// tile, and a thread four neighbouring columns of every fourth of them.
+// dw of the tiles that are cut: the sums of their parts in order, stored or added. A block computes kAddedRows rows
+// of a tile, and a thread four neighbouring columns of every fourth of them.
 constexpr int kAddedRows = 16, kAddThreads = 256;
 struct AddedParts {
   float* dw;            // [num_rows, columns]

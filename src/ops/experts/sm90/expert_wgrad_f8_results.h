@@ -23,8 +23,8 @@ struct WgradResults {
   bool accumulate;     // false: dw is not read
 };
 
-// The place of a tile of 128 x 256 in dw. part >= 0: its results are half of that part in scratch instead, by the parity
-// of m. Only kernels with kCutsK have parts.
+// The place of a tile of 128 x 256 in dw. part >= 0: its results are half of that part in scratch instead, by the
+// parity of m. Only kernels with kCutsK have parts.
 struct ResultTile {
   int32_t expert, m, n, part;
 };

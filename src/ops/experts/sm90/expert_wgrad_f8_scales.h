@@ -1,8 +1,8 @@
 // The way of block scales through shared memory in the weight gradient of FP8 operands (expert_wgrad_f8.cu).
 //
-// A slot of the ring has a scale for each of 128 rows of left^T, and one for each half of the columns of the tile. A warp
-// copies them while the slot is loaded. So a consumer never waits for device memory: read there, each eighth scale of a
-// row is in another sector of 32 bytes, and the first ones of a tile come from L2 or beyond.
+// A slot of the ring has a scale for each of 128 rows of left^T, and one for each half of the columns of the tile. A
+// warp copies them while the slot is loaded. So a consumer never waits for device memory: read there, each eighth
+// scale of a row is in another sector of 32 bytes, and the first ones of a tile come from L2 or beyond.
 #pragma once
 
 #include "ops/grouped_gemm/sm90/block_scaled.h"

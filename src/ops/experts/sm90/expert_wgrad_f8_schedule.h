@@ -72,8 +72,8 @@ struct TileRounds {
   }
 };
 
-// By a whole warp: the places of this cluster. steps_of(e): the K steps of a tile of expert e, and what its results take,
-// in K steps; 0: it has no tiles to compute.
+// By a whole warp: the places of this cluster. steps_of(e): the K steps of a tile of expert e, and what its results
+// take, in K steps; 0: it has no tiles to compute.
 template <class StepsOf>
 __device__ void find_places(const TileRounds& rounds, int32_t num_experts, const PlaceMemory& memory,
                             StepsOf steps_of) {

@@ -145,8 +145,9 @@ struct SumRounder {
     if constexpr (kGatheredIsLeft) return place + kHalf * 512 + row * 64 + (matrix ^ row / 2) * 16;
     return place + (8 * matrix + row) * 32 + (kHalf ^ row / 4) * 16;
   }
-  // Completes piece kPiece, values[16 kIndex, 16 kIndex + 16), and passes it to the copy engine. A place was loaded once
-  // for each half of a tile, so the half is the parity of its barrier. Without loads the copy engine must have read it.
+  // Completes piece kPiece, values[16 kIndex, 16 kIndex + 16), and passes it to the copy engine. A place was loaded
+  // once for each half of a tile, so the half is the parity of its barrier. Without loads the copy engine must have
+  // read it.
   template <int kPiece, int kIndex, int kNum>
   __device__ __forceinline__ void round(const float (&values)[kNum]) const {
     if (p.accumulate)

@@ -1,13 +1,13 @@
-// expert_up and expert_down of few rows on Hopper. The time is that of reading the weights of the experts that have rows.
-// So blocks that live as long as the kernel stream them: a warp of copies keeps a ring of shared memory full, across the
-// tiles of the block, and kWarps multiply, eight or sixteen. A tile is 16 rows of one matrix, and a stage of the ring
-// holds 64 kWarps of k.
+// expert_up and expert_down of few rows on Hopper. The time is that of reading the weights of the experts that have
+// rows. So blocks that live as long as the kernel stream them: a warp of copies keeps a ring of shared memory full,
+// across the tiles of the block, and kWarps multiply, eight or sixteen. A tile is 16 rows of one matrix, and a stage
+// of the ring holds 64 kWarps of k.
 //
 // The elements have the bits of ops/experts/sm80/few_rows.cu: warp w sums k = 32 w + 32 kWarps j + [0, 32) in the order
 // of j, and then the sums of the warps are added in order.
 //
-// Launches overlap (ops/cuda/early_launch.h). expert_up lets expert_down start when its own inputs are there. The offsets
-// are complete by then, so expert_down reads them at once, and has its ring full when expert_up ends.
+// Launches overlap (ops/cuda/early_launch.h). expert_up lets expert_down start when its own inputs are there. The
+// offsets are complete by then, so expert_down reads them at once, and has its ring full when expert_up ends.
 #include "ops/experts/sm90/few_rows.h"
 
 #include <algorithm>
@@ -69,8 +69,8 @@ struct Shared {
   float sums[kRows][kMatrixRows];
 };
 
-// One warp lists the chunks of all experts that have rows. It reads the offsets from L2, since an earlier kernel on this
-// multiprocessor may have left others in L1.
+// One warp lists the chunks of all experts that have rows. It reads the offsets from L2, since an earlier kernel on
+// this multiprocessor may have left others in L1.
 template <int kRows, int kWarps>
 __device__ void list_chunks(Shared<kRows, kWarps>& shared, const Params& p) {
   constexpr int kAtOnce = 4;  // loads on their way

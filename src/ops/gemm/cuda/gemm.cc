@@ -223,8 +223,8 @@ class CublasLt {
   }
 
   // Few tiles over a long K, as gradients of narrow weights have, would leave a part of a GPU idle. There K may be
-  // split: the parts are written to the workspace and added in order. The more tiles, the longer K must be, since adding
-  // the parts takes as long as some hundred terms of K.
+  // split: the parts are written to the workspace and added in order. The more tiles, the longer K must be, since
+  // adding the parts takes as long as some hundred terms of K.
   static int reductions_for(const GemmDesc& desc) {
     if (desc.batched) return CUBLASLT_REDUCTION_SCHEME_NONE;
     constexpr int64_t kTile = 128, kFewTiles = 66, kTermsOfATile = 64;  // 66: half of a Hopper GPU's multiprocessors

@@ -8,8 +8,8 @@
 namespace moebius::cuda::sm80 {
 
 // The width of rows of bf16. A chunk is eight elements; the last one of a row may have fewer. Rows are in chunks if all
-// of these are whole and begin at multiples of 16 bytes. The kernels for these rows have no code for others. Rows of any
-// other width have kernels of their own, for one config only.
+// of these are whole and begin at multiples of 16 bytes. The kernels for these rows have no code for others. Rows of
+// any other width have kernels of their own, for one config only.
 struct RowWidth {
   uint32_t elements, chunks;
   uint32_t unit;  // bytes that can be copied at a time: 16 if the rows are in chunks, else 4 or 2
@@ -36,8 +36,8 @@ __device__ __forceinline__ int32_t row_in_source(const int32_t* index, int32_t i
   return row;
 }
 
-// Copies a chunk of kCopies rows, which are `pitch` bytes apart in shared memory. chunk_of(i) returns that of row i: where
-// it is, and how many elements it has. All reads are on their way before the first one is waited for.
+// Copies a chunk of kCopies rows, which are `pitch` bytes apart in shared memory. chunk_of(i) returns that of row i:
+// where it is, and how many elements it has. All reads are on their way before the first one is waited for.
 struct AnyChunk {
   const char* from;
   int32_t elements;

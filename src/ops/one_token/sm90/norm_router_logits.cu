@@ -1,4 +1,5 @@
-// norm_router_logits: a block owns an expert, and computes the norm itself. The weights are read before the row is there.
+// norm_router_logits: a block owns an expert, and computes the norm itself. The weights are read before the row
+// is there.
 #include "device/cuda/cuda.h"
 #include "device/gpu_limits.h"
 #include "ops/one_token/one_token.h"

@@ -1,5 +1,5 @@
-// rotated_attention: the blocks of cached attention also compute the queries and the key of the new token, while the cached
-// keys are on their way.
+// rotated_attention: the blocks of cached attention also compute the queries and the key of the new token, while the
+// cached keys are on their way.
 #include "device/cuda/cuda.h"
 #include "device/gpu_limits.h"
 #include "ops/attention/cuda/cached_pieces.h"

@@ -1,5 +1,5 @@
-// index_rows is a counting sort, stable in tokens: blocks of tokens count their pairs of each expert, and then place them
-// after those of the blocks before them. Counts never leave the device.
+// index_rows is a counting sort, stable in tokens: blocks of tokens count their pairs of each expert, and then place
+// them after those of the blocks before them. Counts never leave the device.
 #include <algorithm>
 
 #include "device/cuda/cuda.h"
@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(kThreads) count_pairs_kernel(Index a, Source s
   for (int i = threadIdx.x; i < a.num_experts; i += kThreads) out[i] = count_e[i];
 }
 
-// The tokens of each expert in a chunk, as a bit set. A token has an expert at most once, so the set bits below a token's
-// own are the tokens before it.
+// The tokens of each expert in a chunk, as a bit set. A token has an expert at most once, so the set bits below a
+// token's own are the tokens before it.
 struct TokenBits {
   uint64_t* words_we;
   int num_experts;

@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(Problem p, uint32_t* 
   if (threadIdx.x == 0) atomicMax(largest + t.matrix, m);
 }
 
-// Stores the largest magnitude of each matrix on all ranks. magnitudes: of the first rank and the first matrix; the next
-// rank's are `stride` after.
+// Stores the largest magnitude of each matrix on all ranks. magnitudes: of the first rank and the first matrix; the
+// next rank's are `stride` after.
 __global__ void largest_of_ranks_kernel(uint32_t* of, const int32_t* magnitudes, int64_t n, int64_t stride,
                                         int num_ranks) {
   const int64_t e = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

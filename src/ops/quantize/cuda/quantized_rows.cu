@@ -40,7 +40,8 @@ __device__ __forceinline__ Place place_of(const Packed& p) {
           .scale = bytes + p.D + block * 4};
 }
 
-// kWhole: D is a multiple of four, and all rows begin where a lane's elements are one word. Then scales are aligned too.
+// kWhole: D is a multiple of four, and all rows begin where a lane's elements are one word. Then scales are
+// aligned too.
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kThreads) pack_kernel(Packed p, const T* x) {
   const Place t = place_of(p);

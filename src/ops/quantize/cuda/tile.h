@@ -1,5 +1,5 @@
-// Tiles of a quantised matrix on a GPU: a thread block has 128 x 128 elements of q.data, which holds every block of every
-// layout whole. It reads x row by row, also where q is transposed; the tile in shared memory turns it.
+// Tiles of a quantised matrix on a GPU: a thread block has 128 x 128 elements of q.data, which holds every block of
+// every layout whole. It reads x row by row, also where q is transposed; the tile in shared memory turns it.
 #pragma once
 
 #include "device/cuda/cuda.h"

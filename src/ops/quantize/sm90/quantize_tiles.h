@@ -6,8 +6,8 @@
 
 namespace moebius::cuda::sm90 {
 
-// Returns whether quantize_tiles supports it: bf16 to E4M3 with row_blocks, square_blocks or per_tensor, or to E5M2 with
-// per_tensor, and rows that begin at multiples of 16 bytes of x and of 8 of q, or where q is transposed of 16.
+// Returns whether quantize_tiles supports it: bf16 to E4M3 with row_blocks, square_blocks or per_tensor, or to E5M2
+// with per_tensor, and rows that begin at multiples of 16 bytes of x and of 8 of q, or where q is transposed of 16.
 bool takes_tiles(const Quantize& a);
 // With per_tensor the scales hold the bits of the largest magnitude of each matrix; they are not written.
 void quantize_tiles(Stream& s, const Quantize& a);

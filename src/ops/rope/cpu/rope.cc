@@ -68,7 +68,8 @@ float sum_of_products(const T* dy, const T* x, const T* w, const float* cos_sin,
   return sum;
 }
 
-// With norm: dw += g xhat; dx = rstd (g w - xhat mean), where mean is that of g w xhat over what is normalised together.
+// With norm: dw += g xhat; dx = rstd (g w - xhat mean), where mean is that of g w xhat over what is
+// normalised together.
 template <class T>
 void bwd_head_norm(T* dx, float* dw, const T* dy, const T* x, const T* w, const float* cos_sin, int64_t width,
                    float rstd, float mean) {

@@ -1,5 +1,5 @@
-// The logits of few rows, as when text is generated: a block owns an expert, and reads its weights once, before the rows
-// are there. Products and sums are in f32. A logit does not depend on the other rows.
+// The logits of few rows, as when text is generated: a block owns an expert, and reads its weights once, before the
+// rows are there. Products and sums are in f32. A logit does not depend on the other rows.
 #include "device/cuda/cuda.h"
 #include "ops/cuda/early_launch.h"
 #include "ops/cuda/vector.h"
