@@ -35,13 +35,23 @@ struct RanksBenchSpec {
 // Runs on all ranks of the world together. The report is that of rank 0.
 RanksBench bench_step_of_ranks(const RunSpec& run, const RanksBenchSpec& bench, Transport& world);
 
-// One collective of all ranks in f32, repeated.
+// One collective of all ranks in f32, repeated. What is sent is that of rank 0 in one call.
 struct CollectiveLine {
   std::string name;
   int64_t bytes = 0;  // size of the larger tensor
   double median_ms = 0;
-  double sent_gbytes_per_s = 0;  // sent by one rank
+  int64_t sent_messages = 0;  // on CPUs only
+  int64_t sent_bytes = 0;
+  double formula_bytes = 0;  // sent_bytes by comm/group_cost.h
+  double sent_gbytes_per_s() const { return static_cast<double>(sent_bytes) / median_ms / 1e6; }
 };
-std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& world);
+struct CollectivesBenchSpec {
+  // The size of the larger tensor. On CPUs a size is left out if the buffers of all ranks would need more than half of
+  // the memory that is available; the first two are always timed.
+  std::vector<int64_t> sizes{int64_t{1} << 20, int64_t{16} << 20, int64_t{128} << 20};
+  double budget_s = 2;  // of a line, which takes at least five calls
+};
+std::vector<CollectiveLine> bench_collectives(DeviceKind device, Transport& world,
+                                              const CollectivesBenchSpec& spec = {});
 
 }  // namespace moebius

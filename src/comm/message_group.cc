@@ -245,6 +245,7 @@ Pending MessageGroup::send(Stream& s, Tensor x, int to) {
   if (!moves("send", s, {x})) return {};
   const Timed timed(seconds_);
   sent_bytes_ += x.num_bytes();
+  ++sent_messages_;
   return transfer("send", x, num_sent_++, transport_.send(ranks()[to], spec_.channel + 1, x.data, x.num_bytes()));
 }
 
@@ -278,6 +279,7 @@ Messages MessageGroup::begin_exchange(std::span<const int> members, const Spans&
     const int m = (own + i) % n;
     messages.push_back(transport_.send(ranks()[members[m]], spec_.channel, to[m].data, to[m].num_bytes));
     sent_bytes_ += to[m].num_bytes;
+    ++sent_messages_;
   }
   MOEBIUS_ASSERT(to[own].num_bytes == from[own].num_bytes);
   if (to[own].data != from[own].data && to[own].num_bytes > 0)

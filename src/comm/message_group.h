@@ -52,6 +52,7 @@ class MessageGroup final : public Group {
   void count_also(std::shared_ptr<const PeerTraffic> traffic) override { beside_.push_back(std::move(traffic)); }
   int64_t sent_bytes() const override;
   double seconds() const override;
+  int64_t sent_messages() const { return sent_messages_; }  // to other ranks
 
  private:
   class Exchange;
@@ -85,7 +86,7 @@ class MessageGroup final : public Group {
   CollectiveLevels levels_;
   std::vector<int> everyone_;  // 0, 1, ..., size() - 1
   int rank_ = 0;
-  int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0;
+  int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0, sent_messages_ = 0;
   double seconds_ = 0;
   std::vector<std::shared_ptr<const PeerTraffic>> beside_;
   Buffer arrived_;  // slices from the other ranks

@@ -354,7 +354,7 @@ void Predicting::add_update() {
       const double s = calls * group_seconds(context_, span, call, sent / calls);
       seconds[static_cast<size_t>(axis)] = s;
       axes_[static_cast<size_t>(axis)].bytes += sent;
-      result_.messages += calls * group_messages(span, call);
+      result_.messages += calls * group_messages(context_, span, call);
       all += s;
       memory_s += memory_seconds(context_, span, call, sent);
     }
@@ -402,7 +402,7 @@ double Predicting::exchange_before(const std::map<Axis, double>& bytes, const st
     const double seconds = calls * group_seconds(context_, span, GroupCall::all_gather, sent / calls);
     axes_[static_cast<size_t>(axis)].exposed_s += seconds;
     axes_[static_cast<size_t>(axis)].bytes += sent;
-    result_.messages += calls * group_messages(span, GroupCall::all_gather);
+    result_.messages += calls * group_messages(context_, span, GroupCall::all_gather);
     all += seconds;
   }
   return all;

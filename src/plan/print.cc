@@ -104,8 +104,10 @@ std::string not_predicted_text(const Prediction& p, const RunSpec& run) {
 std::string assumed_text(const Prediction& p, const RunSpec& run, const PlanMachine& machine,
                          const Assumptions& assume) {
   std::string text = "assumed\n  " + to_string(assume) + "\n" + not_predicted_text(p, run);
-  const bool is_chosen = run.parallel.dispatcher == DispatcherKind::automatic && run.parallel.ep * run.parallel.etp > 1;
-  if (is_chosen && assume.system == PlanSystem::moebius) {
+  // A run may refuse direct where the ranks are on several hosts; the reason says so.
+  const DispatcherKind asked = run.parallel.dispatcher;
+  const bool is_shown = asked == DispatcherKind::automatic || asked == DispatcherKind::direct;
+  if (is_shown && run.parallel.ep * run.parallel.etp > 1 && assume.system == PlanSystem::moebius) {
     const DispatcherChoice choice = dispatcher_on(run_on(run, machine), p.ranks, machine);
     text += fmt::format("  dispatcher {}: {}\n", choice.name, choice.reason);
   }

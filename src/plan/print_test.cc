@@ -42,6 +42,22 @@ TEST(Texts, NameTheGpuThatARunNeeds) {
   EXPECT_THAT(text("layer"), testing::Not(testing::HasSubstr("compute capability")));
 }
 
+TEST(Texts, SayThatARunWouldRefuseTheDispatcher) {
+  PartLibrary parts;
+  const auto text = [&](int64_t ep, const char* dispatcher) {
+    const RunSpec run = recipe("qwen3_30b_a3b.toml", {"model.num_hidden_layers=1", fmt::format("parallel.ep={}", ep),
+                                                      fmt::format("parallel.dispatcher=\"{}\"", dispatcher)});
+    return plan_text(predict(parts, run, 16, machine("h100"), {}, {.simulate = false}), run, machine("h100"), {});
+  };
+  EXPECT_THAT(
+      text(16, "direct"),
+      testing::HasSubstr("\n  dispatcher direct: parallel.dispatcher asks for it; a run would refuse it, because "
+                         "the 16 ranks that share experts are not on one machine (NVIDIA H100 SXM: 8 ranks of a domain "
+                         "are on one host)\n"));
+  EXPECT_THAT(text(8, "direct"), testing::HasSubstr("\n  dispatcher direct: parallel.dispatcher asks for it\n"));
+  EXPECT_THAT(text(16, "two_level"), testing::Not(testing::HasSubstr("\n  dispatcher")));
+}
+
 using Keys = std::set<std::string>;
 
 // Adds the keys of an object as the tables of the reference write them. NAME and KEY depend on the run.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "comm/group_cost.h"
 #include "plan/cost/critical_path.h"
 #include "plan/cost/loss_time.h"
 #include "plan/cost/megatron_bytes.h"
@@ -257,17 +256,6 @@ void slow_beside_receives(PassTime& time, const TimeContext& c) {
   for (double& seconds : time.kernels) seconds *= 1 + taken_by_groups(c.machine);
 }
 
-bool sends_to_each(const TimeContext& c) { return c.machine.is_gpu && c.assume.system == PlanSystem::moebius; }
-
-// Returns the seconds of a sum over ranks in their order, which reads n parts and writes one.
-double sum_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
-  if (!sends_to_each(c) || c.spec.sums != GpuSums::ranks) return 0;
-  const bool is_all_reduce = call == GroupCall::all_reduce;
-  if (!is_all_reduce && call != GroupCall::reduce_scatter) return 0;
-  const double n = static_cast<double>(span.size), part = wire_bytes / (n - 1) / (is_all_reduce ? 2 : 1);
-  return (n + 1) * part / memory_rate(c);
-}
-
 // A kernel that writes rows to other ranks reads or sums some while others are on the links. Its time is
 // among the kernels', so the exchange shows what is longer than that. sent: seconds of the written rows on the links.
 void overlap_writes(PassTime& time, const TimeContext& c, double sent) {
@@ -347,33 +335,8 @@ RankSpan span_of(const MeshShape& m, Axis axis) {
   MOEBIUS_FAIL(internal, "span_of: an axis that is not known");
 }
 
-double memory_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
-  if (span.size <= 1 || !c.machine.is_gpu) return 0;
-  return 2 * wire_bytes / memory_rate(c) + sum_seconds(c, span, call, wire_bytes);
-}
-
 double lost_beside(const TimeContext& c, double hidden, double all, double memory_s) {
   return all > 0 ? hidden * (taken_by_groups(c.machine) + memory_s / all) : 0;
-}
-
-double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
-  if (span.size <= 1) return 0;
-  const Shares& shares = c.machine.of(c.assume.system);
-  const double inside = c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
-  const double across = c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)];
-  const int64_t local = span.local(c.machine);
-  const double sum = sum_seconds(c, span, call, wire_bytes);
-  if (local == span.size) {
-    const double over_links = sends_to_each(c) ? message_time_over_links(span.size) : 1;
-    return c.machine.inside_us * 1e-6 + wire_bytes * over_links / inside + sum;
-  }
-  const double latency = c.machine.across_us * 1e-6;
-  if (call == GroupCall::all_to_all || call == GroupCall::send) {
-    const double far = static_cast<double>(span.size - local) / static_cast<double>(span.size - 1);
-    return latency + std::max(wire_bytes * far / across, wire_bytes * (1 - far) / inside);
-  }
-  // A ring crosses between domains once, on the link of each of the domain's ranks.
-  return latency + wire_bytes / std::min(inside, across * static_cast<double>(local)) + sum;
 }
 
 double PassTime::compute() const {
@@ -412,7 +375,7 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
     const auto axis = static_cast<size_t>(sent.axis);
     time.groups[axis] += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
     time.wire_bytes[axis] += sent.wire_bytes;
-    time.messages += n * group_messages(span, sent.call);
+    time.messages += n * group_messages(c, span, sent.call);
   }
   return time;
 }
@@ -465,23 +428,6 @@ PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool
     for (PassTime* pass : {&t.forward, &t.backward}) overlap_tp(*pass, c);
   if (is_megatron) add_layer_launches(t, c, num_moe, host_share(c));
   return t;
-}
-
-double group_messages(const RankSpan& span, GroupCall call) {
-  if (span.size <= 1) return 0;
-  switch (call) {
-    case GroupCall::all_gather:
-      return static_cast<double>(all_gather_cost(0, span.size).messages);
-    case GroupCall::reduce_scatter:
-      return static_cast<double>(reduce_scatter_cost(0, span.size).messages);
-    case GroupCall::all_reduce:
-      return static_cast<double>(all_reduce_cost(0, span.size).messages);
-    case GroupCall::all_to_all:
-      return static_cast<double>(all_to_all_cost(0, span.size).messages);
-    case GroupCall::send:
-      return static_cast<double>(send_cost(0).messages);
-  }
-  MOEBIUS_FAIL(internal, "group_messages: a call that is not known");
 }
 
 double units_of_token(const ModelSpec& m, double units) {

@@ -96,8 +96,8 @@ void print(const DispatchBench& r, const DispatchBenchSpec& spec, const std::str
     fmt::print("{} alone {:.3f} ms, {:.1f} GB/s on the wire from each rank{}\n", rate.name, rate.ms,
                rate.wire_gbytes_per_s(), padding_text(rate));
   if (r.copy_gbytes_per_s > 0)
-    fmt::print("dispatch and combine {:.1f} GB/s, a copy {:.1f} GB/s: {:.2f} times slower\n", r.dispatch_gbytes_per_s,
-               r.copy_gbytes_per_s, r.times_slower_than_copy());
+    fmt::print("dispatch and combine {:.1f} GB/s, a copy {:.1f} GB/s: {:.2f} times the time of a copy\n",
+               r.dispatch_gbytes_per_s, r.copy_gbytes_per_s, r.times_slower_than_copy());
 }
 
 }  // namespace

@@ -74,17 +74,28 @@ void print(const RanksBenchOptions& o, const MeasuredStep& step, const std::stri
   if (o.profile) print_profile(r.ops, "per step", r.steps);
 }
 
-void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {
+void print_as_json(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {
   nlohmann::ordered_json json;
-  if (!o.json)
-    fmt::print("{}; {}\n{:<20} {:>12} {:>10} {:>12}\n", o.machine, launched, "collective", "bytes", "median ms",
-               "sent GB/s");
   for (const CollectiveLine& l : lines) {
-    if (!o.json) fmt::print("{:<20} {:>12} {:>10.3f} {:>12.1f}\n", l.name, l.bytes, l.median_ms, l.sent_gbytes_per_s);
-    json.push_back(
-        {{"name", l.name}, {"bytes", l.bytes}, {"median_ms", l.median_ms}, {"sent_gbytes_per_s", l.sent_gbytes_per_s}});
+    json.push_back({{"name", l.name},
+                    {"bytes", l.bytes},
+                    {"median_ms", l.median_ms},
+                    {"sent_bytes", l.sent_bytes},
+                    {"formula_bytes", l.formula_bytes},
+                    {"sent_gbytes_per_s", l.sent_gbytes_per_s()}});
+    if (l.sent_messages > 0) json.back()["sent_messages"] = l.sent_messages;
   }
-  if (o.json) print_json({{"bench", "collectives"}, {"machine", o.machine}, {"launched", launched}, {"lines", json}});
+  print_json({{"bench", "collectives"}, {"machine", o.machine}, {"launched", launched}, {"lines", json}});
+}
+
+void print(const RanksBenchOptions& o, const std::vector<CollectiveLine>& lines, const std::string& launched) {
+  if (o.json) return print_as_json(o, lines, launched);
+  fmt::print("{}; {}\n{:<20} {:>12} {:>10} {:>9} {:>12} {:>12} {:>10}\n", o.machine, launched, "collective", "bytes",
+             "median ms", "messages", "sent bytes", "by formula", "sent GB/s");
+  for (const CollectiveLine& l : lines)
+    fmt::print("{:<20} {:>12} {:>10.3f} {:>9} {:>12} {:>12.0f} {:>10.3g}\n", l.name, l.bytes, l.median_ms,
+               l.sent_messages > 0 ? std::to_string(l.sent_messages) : "-", l.sent_bytes, l.formula_bytes,
+               l.sent_gbytes_per_s());
 }
 
 }  // namespace

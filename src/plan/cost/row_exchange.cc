@@ -183,7 +183,7 @@ RowsSent rows_sent(const TimeContext& c, RowDirection direction) {
     sent = of_alltoall(c, span, row);
   else
     sent = of_one_sided(c, span, row);
-  sent.messages = group_messages(span, GroupCall::all_to_all);
+  sent.messages = group_messages(c, span, GroupCall::all_to_all);
   return sent;
 }
 

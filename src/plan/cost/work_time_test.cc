@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "plan/cost/megatron_bytes.h"
 #include "plan/predict.h"
 #include "plan/testing.h"
@@ -37,6 +39,51 @@ TEST(WorkTime, OfCollectivesOnTwoAndFourGpus) {
   const TimeContext with_nccl{.machine = m, .assume = assume, .spec = nccl};
   EXPECT_LT(group_seconds(with_nccl, {2, 1}, GroupCall::reduce_scatter, kBytes / 2),
             group_seconds(c, {2, 1}, GroupCall::reduce_scatter, kBytes / 2));
+}
+
+// 16 GPUs on two machines of 8. A sum in the order of the ranks sends 8 of its 15 messages to the other machine, each on
+// the link of its own rank. NCCL's rings cross between machines once.
+TEST(WorkTime, OfSumsInRankOrderIsThatOfMessagesToEveryRank) {
+  PlanMachine m = machine("h100");
+  m.memory_tb_s = 1e6;  // the pass that adds takes no time
+  const Assumptions assume;
+  EngineSpec spec, with_nccl;
+  with_nccl.sums = GpuSums::nccl;
+  const TimeContext c{.machine = m, .assume = assume, .spec = spec};
+  const TimeContext nccl{.machine = m, .assume = assume, .spec = with_nccl};
+  const RankSpan span{16, 1};
+  constexpr double kWire = 15e9;
+  const Shares& shares = m.of(PlanSystem::moebius);
+  const double across = m.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)];
+  const double inside = m.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
+  for (const GroupCall call : {GroupCall::reduce_scatter, GroupCall::all_reduce}) {
+    EXPECT_NEAR(group_seconds(c, span, call, kWire), m.across_us * 1e-6 + 8e9 / across, 1e-4);
+    EXPECT_NEAR(group_seconds(nccl, span, call, kWire), m.across_us * 1e-6 + kWire / std::min(inside, 8 * across),
+                1e-4);
+  }
+  // More than 8 ranks gather by NCCL's ring.
+  EXPECT_EQ(group_seconds(c, span, GroupCall::all_gather, kWire),
+            group_seconds(nccl, span, GroupCall::all_gather, kWire));
+}
+
+// On CPUs messages go in levels: 256 ranks have levels of 8, 8 and 4.
+TEST(WorkTime, MessagesAreThoseOfTheDevice) {
+  const PlanMachine h100 = machine("h100"), xeon = machine("xeon2");
+  const Assumptions assume;
+  const EngineSpec spec;
+  const TimeContext gpus{.machine = h100, .assume = assume, .spec = spec};
+  const TimeContext cpus{.machine = xeon, .assume = assume, .spec = spec};
+  for (const TimeContext& c : {gpus, cpus}) {
+    EXPECT_EQ(group_messages(c, {.size = 8}, GroupCall::all_reduce), 14);
+    EXPECT_EQ(group_messages(c, {.size = 8}, GroupCall::all_gather), 7);
+    EXPECT_EQ(group_messages(c, {.size = 256}, GroupCall::all_gather), 17);
+    EXPECT_EQ(group_messages(c, {.size = 256}, GroupCall::all_to_all), 255);
+    EXPECT_EQ(group_messages(c, {.size = 256}, GroupCall::send), 1);
+  }
+  EXPECT_EQ(group_messages(cpus, {.size = 256}, GroupCall::reduce_scatter), 17);
+  EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::reduce_scatter), 255);
+  EXPECT_EQ(group_messages(cpus, {.size = 256}, GroupCall::all_reduce), 34);
+  EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::all_reduce), 510);
 }
 
 double memory_seconds(const std::vector<std::string>& set) {

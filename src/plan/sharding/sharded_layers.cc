@@ -50,7 +50,7 @@ Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Se
     const auto calls = static_cast<double>(of_axis.calls);
     e.bytes[i] = of_axis.wire_bytes;
     e.seconds[i] = calls * group_seconds(c, span, call, of_axis.wire_bytes / calls);
-    e.messages += calls * group_messages(span, call);
+    e.messages += calls * group_messages(c, span, call);
     e.all_s += e.seconds[i];
     e.memory_s += memory_seconds(c, span, call, of_axis.wire_bytes);
   }
