@@ -33,8 +33,8 @@ TEST(TrainingRun, ShortensTheDefaultTimeoutByTheStepsThatAreDone) {
   });
 }
 
-// The step leaves finite weights whose logits overflow. The second rank still writes its many moments when the evaluation
-// fails.
+// The step leaves finite weights whose logits overflow. When the evaluation ends the run, the second rank still writes
+// its moments, of which it has many.
 TEST(TrainingRun, AnEvaluationThatFailsLosesNoCheckpoint) {
   const TestDir dir;
   RunSpec run = testing::tiny_run();
