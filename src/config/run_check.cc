@@ -116,6 +116,12 @@ void check_batches(const RunSpec& s, int64_t world_size) {
                 "train.seq_len must be at most model.max_position_embeddings = {}; got {}; a longer context needs "
                 "model.max_position_embeddings and, for a trained model, model.rope_scaling or rope_theta{}",
                 s.model.max_position_embeddings, s.train.seq_len, origin(s, "train.seq_len"));
+  // Ranks that share experts send the index of each token with its row, as i32 (model/layers/tokens_of_rows.h).
+  MOEBIUS_CHECK(usage,
+                s.precision.recipe != PrecisionRecipe::nvfp4 || s.train.global_batch <= INT32_MAX / s.train.seq_len,
+                "precision.recipe = \"nvfp4\" rounds by the index of a token in the global batch: "
+                "train.global_batch * seq_len must be at most {}; got {} * {}; lower train.global_batch{}",
+                INT32_MAX, s.train.global_batch, s.train.seq_len, origin(s, "train.global_batch"));
 }
 
 void check_schedule(const RunSpec& s) {

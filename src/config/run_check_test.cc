@@ -85,6 +85,20 @@ TEST(Check, ErrorsOfTheModelComeBeforeThoseOfTheBatch) {
               HasSubstr("parallel.ep must divide model.num_experts = 4; got 7; the nearest for 7 ranks is 1"));
 }
 
+TEST(Check, RefusesBatchesWhoseTokensHaveNoIndex) {
+  const Sets at_limit{"train.seq_len=1", "train.micro_batch=1", "model.max_position_embeddings=4"};
+  const auto with = [&](Sets more) {
+    more.insert(more.begin(), at_limit.begin(), at_limit.end());
+    return more;
+  };
+  EXPECT_NO_THROW(parse(with({"train.global_batch=1000000000", "precision.recipe=nvfp4"})).check(1));
+  EXPECT_NO_THROW(parse(with({"train.global_batch=1000000000", "train.seq_len=3"})).check(1));
+  EXPECT_THAT(check_error(with({"train.global_batch=1000000000", "train.seq_len=3", "precision.recipe=nvfp4"})),
+              HasSubstr("precision.recipe = \"nvfp4\" rounds by the index of a token in the global batch: "
+                        "train.global_batch * seq_len must be at most 2147483647; got 1000000000 * 3; lower "
+                        "train.global_batch [--set]"));
+}
+
 TEST(Check, RefusesBatchesThatDoNotDivide) {
   EXPECT_THAT(
       check_error({"train.global_batch=7"}),

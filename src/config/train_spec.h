@@ -72,8 +72,8 @@ struct OptimizerSpec {
   int64_t decay_steps = 0;  // wsd: length of the final decay; 0: a tenth of the steps
   LrSchedule schedule = LrSchedule::cosine;
   double weight_decay = 0.1;                     // decoupled; matrices only (norm weights and biases are not decayed)
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw only
-  double momentum = 0.9;                         // sgd only; 0: no state
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw, and muon for what it leaves to adamw
+  double momentum = 0.9;                         // sgd and muon; 0: sgd has no state
   double clip = 1.0;                             // global gradient norm; 0: no clipping
   double qk_clip = 0.0;                          // largest attention logit of a head; 0: heads are not clipped
 

@@ -107,12 +107,16 @@ std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t 
          fmt::format("use {}", fmt::join(all, ", "));
 }
 
-void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use) {
-  const int64_t needed = plan.total_bytes() + stack_bytes;
-  MOEBIUS_CHECK(usage, needed <= available,
-                "out of memory: {} are needed, {} of them for the step stack, and {} are available; {}\n{}",
-                bytes_text(needed), bytes_text(stack_bytes), bytes_text(available), memory_advice(use, plan, available),
-                plan.table());
+int64_t needed_host_bytes(const MemoryPlan& plan, int64_t stack_bytes) { return plan.total_bytes() + stack_bytes; }
+
+void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use,
+                       int64_t by_others) {
+  const int64_t needed = needed_host_bytes(plan, stack_bytes);
+  MOEBIUS_CHECK(usage, needed + by_others <= available,
+                "out of memory: {} are needed, {} of them for the step stack{}, and {} are available; {}\n{}",
+                bytes_text(needed), bytes_text(stack_bytes),
+                by_others == 0 ? "" : fmt::format(", other ranks of the machine need {}", bytes_text(by_others)),
+                bytes_text(available), memory_advice(use, plan, available - by_others), plan.table());
 }
 
 int64_t needed_bytes(const MemoryPlan& plan, int64_t stack_bytes) {

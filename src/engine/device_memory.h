@@ -49,8 +49,11 @@ std::string memory_advice(const MemoryUse& use, const MemoryPlan& plan, int64_t 
 
 // Throws Error{usage} with advice and the plan's table when less memory is available than needed. It is called before
 // any allocation, since Linux overcommits memory and would kill the process later, and a GPU would fail in the middle
-// of the allocations.
-void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use);
+// of the allocations. by_others: bytes that other ranks of the machine need.
+void check_host_memory(const MemoryPlan& plan, int64_t stack_bytes, int64_t available, const MemoryUse& use,
+                       int64_t by_others = 0);
+// Returns the bytes that check_host_memory() compares with those available.
+int64_t needed_host_bytes(const MemoryPlan& plan, int64_t stack_bytes);
 // The keys by which a plan has more than activations in host memory, for messages.
 struct KeptOnHost {
   bool states = true;    // optimizer.offload

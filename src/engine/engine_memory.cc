@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string>
+#include <vector>
 
+#include "comm/control.h"
+#include "comm/machine.h"
 #include "ops/attention/attention_scratch.h"
 
 namespace moebius {
@@ -45,11 +49,34 @@ KeptOnHost kept_on_host(const EngineSpec& spec) {
       .weights = spec.offload_weights};
 }
 
+namespace {
+
+// Returns the sum of a number over the ranks of this machine. All ranks call it together.
+int64_t sum_of_machine(Control& control, int64_t mine) {
+  const std::vector<std::string> machines = control.gather(machine_name()), all = control.gather(std::to_string(mine));
+  int64_t sum = 0;
+  for (size_t r = 0; r < all.size(); ++r)
+    if (machines[r] == machines[static_cast<size_t>(control.rank())]) sum += std::stoll(all[r]);
+  return sum;
+}
+
+// The available memory is read before any rank may have allocated.
+void check_memory_of_cpu(const MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec) {
+  const MemoryUse use = memory_use(spec);
+  const int64_t available = available_memory_bytes();
+  if (!spec.world || spec.world->size() == 1) return check_host_memory(plan, stack_bytes, available, use);
+  Control control(*spec.world);
+  const int64_t mine = needed_host_bytes(plan, stack_bytes), by_others = sum_of_machine(control, mine) - mine;
+  control.together([&] { check_host_memory(plan, stack_bytes, available, use, by_others); });
+}
+
+}  // namespace
+
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
                   GpuRanks* ranks) {
-  const MemoryUse use = memory_use(spec);
-  if (spec.device == DeviceKind::cpu) return check_host_memory(plan, stack_bytes, available_memory_bytes(), use);
+  if (spec.device == DeviceKind::cpu) return check_memory_of_cpu(plan, stack_bytes, spec);
   if (!gpu) return;
+  const MemoryUse use = memory_use(spec);
   const int64_t free = gpu->info().free_bytes, pinned = plan.bytes(Life::host);
   if (!ranks) {
     check_pinned_memory(plan, available_memory_bytes(), 0, kept_on_host(spec));

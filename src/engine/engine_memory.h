@@ -14,8 +14,9 @@ MemoryUse memory_use(const EngineSpec& spec);
 KeptOnHost kept_on_host(const EngineSpec& spec);
 // Returns whether a training step loads kernels of cuDNN, which use GPU memory.
 bool runs_cudnn(const EngineSpec& spec);
-// Throws Error{usage} with the plan's table when the host or the GPU lacks the planned memory. Ranks that share a GPU
-// check the sum of their plans before any of them allocates. gpu, ranks: null without GPUs, or with one rank.
+// Throws Error{usage} with the plan's table when the host or the GPU lacks the planned memory. Ranks that share a GPU,
+// or without GPUs a machine, check the sum of their plans before any of them allocates: all ranks of spec.world call it
+// together. gpu, ranks: null without GPUs, or with one rank.
 void check_memory(MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec, const Accelerator* gpu,
                   GpuRanks* ranks);
 

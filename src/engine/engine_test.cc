@@ -35,6 +35,25 @@ TEST(Engine, RefusesAPlanThatTheMachineCannotHold) {
   EXPECT_LT(current_rss_bytes() - resident, 64 << 20);
 }
 
+// Each of two ranks needs six tenths of the memory that is available here.
+TEST(Engine, RefusesPlansThatTheRanksOfAMachineCannotHoldTogether) {
+  EngineSpec spec{.model = huge_spec(DeviceKind::cpu).model, .shape = {.seq = 3}, .mesh = {.dp = 2, .edp = 2}};
+  spec.model.num_layers = 1;
+  spec.model.moe_layers = {false};
+  spec.model.hidden_size = 1 << 10;
+  spec.model.num_heads = spec.model.num_kv_heads = 4;
+  spec.model.head_dim = spec.model.intermediate_size = 256;
+  spec.model.tie_word_embeddings = true;
+  spec.precision.compute = DType::f32;
+  spec.model.vocab_size = static_cast<int64_t>(0.6 * static_cast<double>(available_memory_bytes())) /
+                          (spec.model.hidden_size * size_of(DType::f32));
+  run_threads(2, {.timeout_s = 30}, [&](Transport& world) {
+    EngineSpec of_rank = spec;
+    of_rank.world = &world;
+    expect_refused(of_rank, {"out of memory: ", ", other ranks of the machine need ", "memory plan\n"});
+  });
+}
+
 TEST(Engine, RefusesAPlanThatTheGpuCannotHold) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;

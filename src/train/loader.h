@@ -35,9 +35,9 @@ class Loader final : public BatchSource {
  public:
   // Throws Error{input} for datasets that cannot be read, and the errors of check_dataset(). If a dataset does not say
   // its largest id, one outside the vocabulary is Error{input} when it is read.
-  // asked_by: the key or option that names the datasets, for messages; empty: data.train with shuffle, else data.valid.
+  // set_by: the key or option that names the datasets, for messages; empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
-         const std::string& asked_by = "");
+         const std::string& set_by = "");
 
   // Selects the sequences of the global batch of a step (1-based).
   void begin_step(int64_t step) override;

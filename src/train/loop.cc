@@ -275,6 +275,7 @@ bool TrainingRun::evaluate_if_due(int64_t step) {
   const EvalResult result = evaluate(engine_, *valid_, run_.train.eval_batches, stop);
   engine_.sample_peak_memory();
   if (!result.complete) return true;
+  if (!std::isfinite(result.loss)) store_.wait();  // on several ranks an error aborts a save that is being written
   MOEBIUS_CHECK(numerics, std::isfinite(result.loss),
                 "eval at step {}: the loss is {}: the weights after this step are not usable; {}. Lower "
                 "optimizer.lr or lengthen the warm-up",
@@ -309,6 +310,7 @@ void TrainingRun::save(int64_t step) {
   engine_.finish_update();
   const std::vector<NamedTensor> state = training_state(engine_);
   Stream s = engine_.stream();
+  store_.wait();  // an error below must not abort the save before this one
   control_.together([&] { check_state_is_finite(step, state); });
   control_.on_root([&] { run_log_.sync(); });
   store_.save(step, state, checkpoint_meta(run_, step, inputs_), &s);

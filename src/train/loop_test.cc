@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "checkpoint/list.h"
 #include "comm/transport/threads.h"
 #include "io/files.h"
 #include "train/testing.h"
@@ -30,6 +31,34 @@ TEST(TrainingRun, ShortensTheDefaultTimeoutByTheStepsThatAreDone) {
     const auto between_steps = world.default_timeout().between_steps();
     EXPECT_EQ(world.timeout_s(), 600);
   });
+}
+
+// The step leaves finite weights whose logits overflow. When the evaluation ends the run, the second rank still writes
+// its moments, of which it has many.
+TEST(TrainingRun, AnEvaluationThatFailsLosesNoCheckpoint) {
+  const TestDir dir;
+  RunSpec run = testing::tiny_run();
+  run.dir = dir.path("run");
+  run.data.train = run.data.valid = {{.prefix = testing::write_dataset(dir, "data", 300)}};
+  run.model.vocab_size = 500'000;
+  run.parallel.pp = 2;
+  run.parallel.layout = "Et|L";
+  run.train.steps = run.train.eval_batches = run.train.micro_batch = 1;
+  run.train.seq_len = 2;
+  run.train.freeze = {"model.embed_tokens.weight", "model.layers.*"};
+  run.optimizer.lr = 1e36;
+  run.optimizer.schedule = LrSchedule::constant;
+  run.threads = 1;
+  const std::atomic<int> no_signal{0};
+  run_threads(2, {}, [&](Transport& world) {
+    Log quiet(stderr, false, true);
+    expect_error(ErrorKind::numerics, "are not usable; the newest checkpoint is of step 1. Lower",
+                 [&] { TrainingRun(run, quiet, no_signal, &world).run(); });
+  });
+  const std::vector<CheckpointInfo> infos = list_checkpoints(run.dir + "/checkpoints");
+  ASSERT_EQ(infos.size(), 1U);
+  EXPECT_EQ(infos[0].step, 1);
+  EXPECT_EQ(infos[0].problem, "");
 }
 
 // A threshold that no logit reaches must not look like one that works.

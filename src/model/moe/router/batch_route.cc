@@ -28,7 +28,7 @@ Tensor logits_of_batch(Step& step, const Tensor& logits_TE, const BatchShape& sh
   return sorted_NE;
 }
 
-Route take_route(Step& step, int64_t N, int64_t E, int64_t K) {
+Route alloc_route(Step& step, int64_t N, int64_t E, int64_t K) {
   const auto ints = [&](Shape shape) { return step.alloc(shape, DType::i32); };
   return {.topk_TK = ints({N, K}),
           .weight_TK = step.alloc({N, K}, DType::f32),
@@ -50,7 +50,7 @@ void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, cons
   const int64_t N = T * mesh.group(Axis::tp_cp).size();
   const bool reports = mesh.group(Axis::tp_cp).rank() == 0;
   RouteFwd all = here;
-  all.route = take_route(step, N, E, K);
+  all.route = alloc_route(step, N, E, K);
   all.logits_TE = logits_of_batch(step, here.logits_TE, shape, mesh);
   all.scratch = step.alloc_bytes(RouteFwd::scratch_bytes(N, E, K, here.rule, s));
   if (!reports) all.load_E = all.dropped_1 = Tensor{};
