@@ -320,6 +320,18 @@ lr = 1e-3
   EXPECT_THAT(ran.err, HasSubstr("resumed from run/checkpoints/step-00000001"));
 }
 
+TEST_F(CliTrain, EvalReadsWholeDocumentsAsThePackedRunDid) {
+  const Ran ran = train(
+      {"data.valid=[\"set\"]", "data.separate_documents=true", "data.pack_documents=true", "precision.compute=f32"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const nlohmann::json record = metrics().back(),
+                       eval = json_of(run_moebius(dir_, {"eval", "run", "--data", "set", "--dtype", "f32", "--json"}));
+  EXPECT_EQ(record.at("kind"), "eval");
+  EXPECT_EQ(eval.at("tokens"), record.at("tokens"));
+  EXPECT_EQ(eval.at("tokens_left_out"), 0);
+  EXPECT_NEAR(eval.at("loss").get<double>(), record.at("loss").get<double>(), 1e-6);
+}
+
 TEST_F(CliTrain, StartingOverKeepsEarlierOutputs) {
   ASSERT_EQ(train({}).code, 0);
   const std::string was = read_file(dir_.path("run/metrics.jsonl"));
