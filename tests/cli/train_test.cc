@@ -275,6 +275,17 @@ TEST_F(CliTrain, ResumesWithTheFormatsOfItsStateOrWithOthers) {
 }
 
 // The outputs of an earlier run are moved and never removed, whatever starts there later.
+TEST_F(CliTrain, RemovesFilesThatAKilledRunDidNotFinish) {
+  ASSERT_EQ(train({}).code, 0);
+  const std::string recipe = dir_.path("run/recipe.resolved.toml.tmp-7"),
+                    metrics = dir_.path("run/metrics.jsonl.tmp-7"), of_report = dir_.path("run/report.html.tmp-7");
+  for (const std::string& path : {recipe, metrics, of_report}) write_file_atomic(path, "half");
+  ASSERT_EQ(train({"train.steps=7"}).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(recipe));
+  EXPECT_FALSE(std::filesystem::exists(metrics));
+  EXPECT_TRUE(std::filesystem::exists(of_report));  // `moebius report` may be writing it
+}
+
 // Recipes of older checkpoints leave out a rank of 0, and their families have another default.
 TEST_F(CliTrain, ResumesAnOlderRunOfQueriesWithoutALatent) {
   write_file_atomic(dir_.path("latent.toml"), R"(
