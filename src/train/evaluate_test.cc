@@ -141,7 +141,7 @@ TEST_F(Evaluate, RefusesSequencesWithoutALoss) {
   loader.check_evaluation(3, "train.eval_batches");
   expect_error(
       ErrorKind::input,
-      "expected a token with a loss in the first 4 sequences, which train.eval_batches = 2 evaluates; got none",
+      "expected a token with a loss among 4 sequences at its start, which train.eval_batches = 2 evaluates; got none",
       [&] { loader.check_evaluation(2, "train.eval_batches"); });
 }
 

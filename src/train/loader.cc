@@ -99,7 +99,7 @@ void Loader::check_evaluation(int64_t max_batches, const std::string& limit) con
   for (int i = 0; i < order_.num_datasets(); ++i)
     MOEBIUS_CHECK(
         input, any_target(i, num_evaluated(i, max_batches)),
-        "dataset {}: expected a token with a loss in the first {}, which {} = {} evaluates; got none; raise it",
+        "dataset {}: expected a token with a loss among {} at its start, which {} = {} evaluates; got none; raise it",
         order_.dataset(i).prefix(), counted(num_evaluated(i, max_batches), "sequence"), limit, max_batches);
 }
 
