@@ -36,6 +36,7 @@ RunSpec eval_run(const Options& o, int64_t num_ranks) {
   run.device = device_kind(o.device);
   const auto trained = read_run_spec(o.model);
   run.data.separate_documents = (trained && trained->data.separate_documents) || has_target_spans(o.data);
+  run.data.pack_documents = trained && trained->data.pack_documents;
   run.model = read_model_spec(o.model);
   run.train.seq_len = o.seq_len > 0 ? o.seq_len
                       : trained     ? trained->train.seq_len
@@ -85,6 +86,7 @@ EvalResult eval_rank(const Options& o, Transport& world, Cli& cli) {
   std::vector<NotFinite> not_finite;
   control.together([&] {
     loader.emplace(std::vector<DatasetSpec>{{.prefix = o.data}}, run, /*shuffle=*/false, engine.data_share(), "--data");
+    loader->check_evaluation(o.max_batches, "--max-batches");
     Stream s = engine.stream();
     not_finite = load_weights(s, engine.model(), o.model, o.adapter);
   });

@@ -49,8 +49,7 @@ double mean(const Sums& sums) { return sums.tokens > 0 ? sums.nats / sums.tokens
 // Returns false when it was stopped before the end.
 bool add_dataset(Engine& engine, Loader& loader, int dataset, int64_t max_batches, const std::function<bool()>& stop,
                  Sums& sums) {
-  const int64_t B = engine.spec().shape.batch, in_all = loader.num_sequences(dataset);
-  const int64_t n = max_batches == 0 ? in_all : std::min(in_all, std::min(max_batches, in_all) * B);
+  const int64_t B = engine.spec().shape.batch, n = loader.num_evaluated(dataset, max_batches);
   bool complete = true;
   for (int64_t round = 0; round < n; round += B * engine.data_share().dp) {
     complete = !stop || !stop();

@@ -116,5 +116,34 @@ TEST_F(Evaluate, StopsWhenAskedAndSaysSo) {
   EXPECT_TRUE(evaluate_sets({{a_, 1}, {b_, 1}}, 0, [] { return false; }).complete);
 }
 
+// Nothing predicts the first token of a document. In `late` the first 30 documents have one token each.
+TEST_F(Evaluate, RefusesSequencesWithoutALoss) {
+  run_.data.separate_documents = true;
+  const std::string ones = dir_.path("ones"), late = dir_.path("late");
+  for (const std::string& prefix : {ones, late}) {
+    TokenDatasetWriter writer(prefix, TokenType::u16);
+    for (int32_t i = 0; i < 40; ++i) {
+      writer.add_tokens({&i, 1});
+      if (prefix == ones || i < 30) writer.end_document();
+    }
+    writer.end_document();
+    writer.close();
+  }
+  const auto load = [&](const std::string& prefix, bool shuffle) {
+    run_.model.vocab_size = 40;
+    return Loader({{prefix, 1}}, run_, shuffle);
+  };
+  for (const bool shuffle : {true, false})
+    expect_error(ErrorKind::input, "dataset " + ones + ": expected a token with a loss that others of its document",
+                 [&] { load(ones, shuffle); });
+  const Loader loader = load(late, false);
+  loader.check_evaluation(0, "train.eval_batches");
+  loader.check_evaluation(3, "train.eval_batches");
+  expect_error(
+      ErrorKind::input,
+      "expected a token with a loss among 4 sequences at its start, which train.eval_batches = 2 evaluates; got none",
+      [&] { loader.check_evaluation(2, "train.eval_batches"); });
+}
+
 }  // namespace
 }  // namespace moebius

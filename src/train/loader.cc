@@ -81,7 +81,35 @@ Loader::Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, boo
       loss_scales_(1 + run.num_mtp()),
       tokens_(seq_ + 1) {
   std::iota(in_order_.begin(), in_order_.end(), 0);
-  for (int i = 0; i < order_.num_datasets(); ++i) check_dataset(order_.dataset(i).prefix(), run, set_by);
+  for (int i = 0; i < order_.num_datasets(); ++i) {
+    check_dataset(order_.dataset(i).prefix(), run, set_by);
+    MOEBIUS_CHECK(input, any_target(i, num_sequences(i)),
+                  "dataset {}: expected a token with a loss that others of its document precede; got none, so there is "
+                  "nothing to learn; use another dataset",
+                  order_.dataset(i).prefix());
+  }
+}
+
+int64_t Loader::num_evaluated(int dataset, int64_t max_batches) const {
+  const int64_t in_all = num_sequences(dataset);
+  return max_batches == 0 ? in_all : std::min(in_all, std::min(max_batches, in_all) * micro_batch_);
+}
+
+void Loader::check_evaluation(int64_t max_batches, const std::string& limit) const {
+  for (int i = 0; i < order_.num_datasets(); ++i)
+    MOEBIUS_CHECK(
+        input, any_target(i, num_evaluated(i, max_batches)),
+        "dataset {}: expected a token with a loss among {} at its start, which {} = {} evaluates; got none; raise it",
+        order_.dataset(i).prefix(), counted(num_evaluated(i, max_batches), "sequence"), limit, max_batches);
+}
+
+bool Loader::any_target(int dataset, int64_t num_sequences) const {
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    const Sample sample = order_.sample_in_order(dataset, i);
+    const std::vector<bool> counts = counted_targets(sample, document_starts(sample));
+    if (std::find(counts.begin(), counts.end(), true) != counts.end()) return true;
+  }
+  return false;
 }
 
 std::string Loader::fingerprint() const {

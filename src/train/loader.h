@@ -33,8 +33,9 @@ void check_dataset(const std::string& prefix, const RunSpec& run, const std::str
 
 class Loader final : public BatchSource {
  public:
-  // Throws Error{input} for datasets that cannot be read, and the errors of check_dataset(). If a dataset does not say
-  // its largest id, one outside the vocabulary is Error{input} when it is read.
+  // Throws Error{input} for datasets that cannot be read or have no token with a loss, and the errors of
+  // check_dataset(). If a dataset does not say its largest id, one outside the vocabulary is Error{input} when it is
+  // read.
   // set_by: the key or option that names the datasets, for messages; empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& set_by = "");
@@ -48,6 +49,11 @@ class Loader final : public BatchSource {
   void fill_pass(MicroBatch& batch, int dataset, int64_t first, int64_t count);
 
   int64_t num_sequences(int dataset) const { return order_.samples_per_epoch(dataset); }
+  // Returns the number of sequences of a dataset that an evaluation of at most max_batches batches of it reads; 0: all.
+  int64_t num_evaluated(int dataset, int64_t max_batches) const;
+  // Throws Error{input} if no token of the sequences that such an evaluation reads has a loss. `limit` is the key or
+  // option of max_batches, for the message.
+  void check_evaluation(int64_t max_batches, const std::string& limit) const;
   // Returns one line per dataset (TokenDataset::fingerprint), which must be the same on resume. Reads at most 2 MiB of
   // each dataset.
   std::string fingerprint() const;
@@ -65,6 +71,7 @@ class Loader final : public BatchSource {
   };
   Arranged arrange(int64_t m) const;  // arranges micro-batch m
   std::vector<bool> counted_targets(const Sample& sample, const std::vector<int32_t>& starts) const;
+  bool any_target(int dataset, int64_t num_sequences) const;  // whether the first sequences of a dataset have one
   void add_weights(const Sample& sample, std::vector<double>& of_depth) const;
   // A sequence whose rows are in the order of `rows`, for this rank's positions in it.
   struct Place {

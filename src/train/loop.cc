@@ -76,8 +76,10 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
   for (const std::string& machine : control_.gather(machine_name()))
     hosts_.push_back(machine.substr(0, machine.find('/')));
   host_link_ = host_link(control_, engine_);
-  if (!run.data.valid.empty())
+  if (!run.data.valid.empty()) {
     valid_ = open_loader(control_, run.data.valid, run_, /*shuffle=*/false, engine_.data_share());
+    control_.together([&] { valid_->check_evaluation(run_.train.eval_batches, "train.eval_batches"); });
+  }
   if (run_.model.num_mtp_layers < run.model.num_mtp_layers)
     log_.warn("{}", missing_mtp_notice(find_weights(run.init_from), run.model));
 }

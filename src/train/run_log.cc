@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
+#include <vector>
 
 #include "core/error.h"
 #include "io/files.h"
@@ -21,9 +22,18 @@ std::string duration_text(double seconds) {
   return fmt::format("{}m{:02}s", s / 60, s % 60);
 }
 
+// Removes copies of a file that runs did not finish, since they were killed (PendingFile). This run has the folder's lock.
+void remove_unfinished(const std::string& folder, const std::string& file) {
+  std::vector<std::filesystem::path> unfinished;
+  for (const auto& each : std::filesystem::directory_iterator(folder))
+    if (each.path().filename().string().starts_with(file + ".tmp-")) unfinished.push_back(each.path());
+  for (const std::filesystem::path& path : unfinished) std::filesystem::remove(path);
+}
+
 }  // namespace
 
 void RunLog::open(int64_t first_step) {
+  for (const char* file : {"recipe.resolved.toml", "metrics.jsonl"}) remove_unfinished(run_.dir, file);
   write_file_atomic(run_.dir + "/recipe.resolved.toml", to_toml(run_, /*with_provenance=*/false));
   const std::string path = run_.dir + "/metrics.jsonl";
   if (const int64_t damaged = truncate_jsonl_after(path, first_step - 1); damaged > 0) {

@@ -38,6 +38,16 @@ std::string starting_over_text(const std::string& dir) {
       "start over here with checkpoint.resume=false, which moves the checkpoints to {}/checkpoints/old-N", dir);
 }
 
+// Returns the run that saved a checkpoint. Recipes of older checkpoints leave out queries without a latent, although
+// the default of the family is a latent; there the checkpoint's config.json has a null.
+RunSpec saved_run(const CheckpointReader& checkpoint) {
+  const nlohmann::json& meta = checkpoint.meta();
+  RunSpec run = parse_run_spec(meta.at("recipe").get<std::string>(), "the checkpoint's recipe", {});
+  const nlohmann::json& model = meta.at("model");
+  if (const auto it = model.find("q_lora_rank"); it != model.end() && it->is_null()) run.model.q_lora_rank = 0;
+  return run;
+}
+
 }  // namespace
 
 RunSpec with_mtp_of_weights(RunSpec run) {
@@ -176,8 +186,7 @@ void RunStart::read_state(const CheckpointReader& checkpoint, const std::string&
 }
 
 void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
-  const RunSpec saved =
-      parse_run_spec(checkpoint.meta().at("recipe").get<std::string>(), "the checkpoint's recipe", {});
+  const RunSpec saved = saved_run(checkpoint);
   const auto diff = config_diff(saved, run_);
   std::string lines;
   for (const std::string& line : diff) lines += "\n  " + line;

@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "checkpoint/reader.h"
 #include "hub/hf_folder.h"
 #include "hub/packed_weights.h"
+#include "io/convert_elements.h"
 #include "parallel/optim/optimizer.h"
 #include "weights/source.h"
 
@@ -40,6 +43,17 @@ void check_names(const CheckpointReader& reader, const ModelCatalog& catalog, co
                 name_list(misshapen));
 }
 
+// Returns the scales of a part of a matrix, which begins at blocks.
+ReleasedScales part_of(const ReleasedScales& all, const Shape& matrix, int64_t row, int64_t rows, int64_t col,
+                       int64_t cols) {
+  const int64_t across = div_ceil(matrix[1], all.block_cols);
+  ReleasedScales part{.block_rows = all.block_rows, .block_cols = all.block_cols};
+  for (int64_t r = row; r < row + rows; r += all.block_rows)
+    for (int64_t c = col; c < col + cols; c += all.block_cols)
+      part.scales.push_back(all.scales[r / all.block_rows * across + c / all.block_cols]);
+  return part;
+}
+
 class CheckpointWeights final : public WeightsReader {
  public:
   CheckpointWeights(const std::string& folder, const ModelCatalog& catalog) : reader_(folder) {
@@ -61,11 +75,34 @@ class CheckpointWeights final : public WeightsReader {
   void read_sample(size_t entry, const TensorSlice& slice, void* dst) const override {
     reader_.read_unchecked(entries_[entry].name, slice, dst);
   }
+  // An imported matrix has its values in f32, and the scales that it was released with.
+  ScaleLayout blocks_on_disk(size_t entry) const override {
+    if (!reader_.tensors().contains(entries_[entry].name + kScaleSuffix)) return ScaleLayout::none;
+    const WeightPacking packing = packing_of_model();
+    const BlockSize block = block_size(ScaleLayout::square_blocks);
+    const bool is_square = packing.block_rows == block.rows && packing.block_cols == block.cols;
+    return is_square ? ScaleLayout::square_blocks : ScaleLayout::none;
+  }
+  void read_blocks(size_t entry, const Shard& shard, int64_t begin, int64_t end, void* data,
+                   void* scales) const override {
+    const WeightsEntry& e = entries_[entry];
+    const int64_t cols = shard.dim == 1 ? shard.count : e.shape[1];
+    const TensorSlice slice{dims_of(e.shape), shard, begin * cols, end * cols};
+    std::vector<std::byte> bytes(static_cast<size_t>(slice.numel() * size_of(e.dtype)));
+    read_slice(entry, slice, bytes.data());
+    std::vector<float> values(static_cast<size_t>(slice.numel()));
+    convert_elements(values.data(), DType::f32, bytes.data(), e.dtype, slice.numel(), e.name);
+    const int64_t row = begin + (shard.dim == 0 ? shard.begin : 0), col = shard.dim == 1 ? shard.begin : 0;
+    const BlockFp8 packed = to_block_fp8(values.data(), end - begin, cols,
+                                         part_of(released_scales(entry), e.shape, row, end - begin, col, cols));
+    std::copy(packed.data.begin(), packed.data.end(), static_cast<uint8_t*>(data));
+    std::copy(packed.scales.begin(), packed.scales.end(), static_cast<float*>(scales));
+  }
   ReleasedScales released_scales(size_t entry) const override {
     const WeightsEntry& e = entries_[entry];
     const auto found = reader_.tensors().find(e.name + kScaleSuffix);
     if (found == reader_.tensors().end()) return {};
-    const WeightPacking packing = read_weight_packing(reader_.meta().at("model"), "checkpoint");
+    const WeightPacking packing = packing_of_model();
     const Shape shape = block_scales_shape(e.shape, packing.block_rows, packing.block_cols);
     MOEBIUS_CHECK(input, found->second.dtype == DType::f32 && found->second.shape == dims_of(shape),
                   "checkpoint: expected scales f32 {} of {}; got another shape; import the model again",
@@ -77,6 +114,8 @@ class CheckpointWeights final : public WeightsReader {
   }
 
  private:
+  WeightPacking packing_of_model() const { return read_weight_packing(reader_.meta().at("model"), "checkpoint"); }
+
   CheckpointReader reader_;
   std::vector<WeightsEntry> entries_;
 };

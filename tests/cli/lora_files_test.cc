@@ -56,6 +56,20 @@ TEST_F(LoraRun, ExportsAdaptersOfExpertsAsOneParameter) {
                  "--fused-experts requires --adapter");
 }
 
+// The one parameter has a B for up, too, which is 0.
+TEST_F(LoraRun, StartsFromAdaptersOfGateAloneAsOneParameter) {
+  const std::string targets = "lora.targets=[\"mlp.experts.*.gate_proj\"]";
+  run_guide("train", with_adapters({"train.steps=3", targets}));
+  run({"export", "runs/tuned", "Fused", "--adapter", "--fused-experts"});
+  run_guide("train",
+            with_adapters({"run.dir=again", "lora.init_from=Fused", "train.steps=1", "optimizer.lr=1e-30", targets}));
+  run({"export", "again", "Again", "--adapter", "--fused-experts"});
+  expect_same_adapters("Again", "Fused");
+  run_guide("train", with_adapters({"run.dir=both", "train.steps=3", "lora.targets=[\"mlp.experts.gate_up_proj\"]"}));
+  expect_training_refused({"run.dir=other", "lora.init_from=both", targets}, 3,
+                          "expected the adapters of lora.targets; 8 unexpected (model.layers.0.mlp.experts.0.up_proj");
+}
+
 // PEFT refuses to convert adapters of gate without those of up.
 TEST_F(LoraRun, TheExportWarnsOfAdaptersThatPeftCannotConvert) {
   run_guide("train", with_adapters({"train.steps=1", "lora.targets=[\"mlp.experts.*.gate_proj\"]"}));

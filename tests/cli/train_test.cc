@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "checkpoint/manifest.h"
 #include "device/accelerator.h"
 #include "tests/cli/program.h"
 
@@ -274,6 +275,74 @@ TEST_F(CliTrain, ResumesWithTheFormatsOfItsStateOrWithOthers) {
 }
 
 // The outputs of an earlier run are moved and never removed, whatever starts there later.
+TEST_F(CliTrain, RemovesFilesThatAKilledRunDidNotFinish) {
+  ASSERT_EQ(train({}).code, 0);
+  const std::string recipe = dir_.path("run/recipe.resolved.toml.tmp-7"),
+                    metrics = dir_.path("run/metrics.jsonl.tmp-7"), of_report = dir_.path("run/report.html.tmp-7");
+  for (const std::string& path : {recipe, metrics, of_report}) write_file_atomic(path, "half");
+  ASSERT_EQ(train({"train.steps=7"}).code, 0);
+  EXPECT_FALSE(std::filesystem::exists(recipe));
+  EXPECT_FALSE(std::filesystem::exists(metrics));
+  EXPECT_TRUE(std::filesystem::exists(of_report));  // `moebius report` may be writing it
+}
+
+// Recipes of older checkpoints leave out a rank of 0, and their families have another default.
+TEST_F(CliTrain, ResumesAnOlderRunOfQueriesWithoutALatent) {
+  write_file_atomic(dir_.path("latent.toml"), R"(
+[run]
+dir = "run"
+[model]
+model_type = "deepseek_v2"
+vocab_size = 257
+hidden_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+q_lora_rank = 0
+kv_lora_rank = 8
+qk_nope_head_dim = 4
+qk_rope_head_dim = 4
+v_head_dim = 4
+intermediate_size = 16
+moe_intermediate_size = 8
+n_routed_experts = 4
+num_experts_per_tok = 2
+max_position_embeddings = 16
+[data]
+train = ["set"]
+[train]
+global_batch = 2
+micro_batch = 2
+seq_len = 16
+[optimizer]
+lr = 1e-3
+)");
+  const auto train_to = [&](const std::string& steps) {
+    return run_moebius(dir_, {"train", "latent.toml", "--set", "train.steps=" + steps});
+  };
+  ASSERT_EQ(train_to("1").code, 0);
+  const std::string path = dir_.path("run/checkpoints/step-00000001/manifest.json"), line = "q_lora_rank = 0\n";
+  CheckpointManifest manifest = parse_manifest(read_file(path), "test");
+  std::string recipe = manifest.meta.at("recipe").get<std::string>();
+  ASSERT_NE(recipe.find(line), recipe.npos) << recipe;
+  manifest.meta["recipe"] = recipe.erase(recipe.find(line), line.size());
+  write_file_atomic(path, to_text(manifest));
+  const Ran ran = train_to("2");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_THAT(ran.err, HasSubstr("resumed from run/checkpoints/step-00000001"));
+}
+
+TEST_F(CliTrain, EvalReadsWholeDocumentsAsThePackedRunDid) {
+  const Ran ran = train(
+      {"data.valid=[\"set\"]", "data.separate_documents=true", "data.pack_documents=true", "precision.compute=f32"});
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const nlohmann::json record = metrics().back(),
+                       eval = json_of(run_moebius(dir_, {"eval", "run", "--data", "set", "--dtype", "f32", "--json"}));
+  EXPECT_EQ(record.at("kind"), "eval");
+  EXPECT_EQ(eval.at("tokens"), record.at("tokens"));
+  EXPECT_EQ(eval.at("tokens_left_out"), 0);
+  EXPECT_NEAR(eval.at("loss").get<double>(), record.at("loss").get<double>(), 1e-6);
+}
+
 TEST_F(CliTrain, StartingOverKeepsEarlierOutputs) {
   ASSERT_EQ(train({}).code, 0);
   const std::string was = read_file(dir_.path("run/metrics.jsonl"));

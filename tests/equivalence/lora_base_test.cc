@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include "checkpoint/tensor_slice.h"
 #include "core/narrow_float.h"
 #include "device/accelerator.h"
@@ -10,6 +13,7 @@
 #include "io/testing.h"
 #include "ops/quantize/quantize.h"
 #include "tests/equivalence/tiny.h"
+#include "weights/import.h"
 #include "weights/load.h"
 
 namespace moebius {
@@ -98,6 +102,16 @@ class LoraBase8 : public ::testing::Test {
     return all;
   }
 
+  // Expects the same bits of frozen weights, except those of the parameter `changed`.
+  static void expect_same_base(const Engine& got, const Engine& want, const std::string& changed) {
+    for (const Param& p : want.model().params().all()) {
+      if (p.spec.kind == ParamKind::adapter) continue;
+      const Param& other = *std::find_if(got.model().params().all().begin(), got.model().params().all().end(),
+                                         [&](const Param& q) { return q.spec.name == p.spec.name; });
+      const bool is_same = std::memcmp(p.w.data, other.w.data, static_cast<size_t>(p.w.num_bytes())) == 0;
+      EXPECT_EQ(is_same, changed.empty() || !p.spec.name.starts_with(changed)) << p.spec.name;
+    }
+  }
   static int64_t projections(const Engine& engine) {
     int64_t numel = 0;
     for (const Param& p : engine.model().params().all())
@@ -123,6 +137,29 @@ TEST_F(LoraBase8, ReleasedFp8WeightsEqualTheSameWeightsInBf16BitForBit) {
     const bool is_base = is_projection(p.spec.parts.front().name) && p.spec.kind != ParamKind::adapter;
     EXPECT_EQ(p.w.dtype == DType::f8_e4m3, is_base) << p.spec.name;
   }
+}
+
+// An import holds the values in f32, with the scales.
+TEST_F(LoraBase8, ImportedFp8WeightsStayAsTheyWereReleased) {
+  import_hugging_face({.out = dir_.path("imported"), .model = dir_.path("fp8")});
+  const EngineSpec spec = spec_of("fp8", LoraBase::fp8_block);
+  expect_same_base(*started(spec, "imported"), *started(spec, "fp8"), "");
+}
+
+// Attention has another adapter, which is added to it.
+TEST_F(LoraBase8, MatricesBesideAMergedAdapterStayAsTheyWereReleased) {
+  std::filesystem::create_directory(dir_.path("adapter"));
+  write_file_atomic(dir_.path("adapter/adapter_config.json"), R"({"peft_type": "LORA", "r": 1, "lora_alpha": 1})");
+  const std::vector<float> a(160, 0.5f), b(256, 0.5f);
+  const std::string layer = "base_model.model.model.layers.1.self_attn.q_proj.";
+  write_safetensors(dir_.path("adapter/adapter_model.safetensors"),
+                    {{{layer + "lora_A.weight", DType::f32, {1, 160}}, a.data()},
+                     {{layer + "lora_B.weight", DType::f32, {256, 1}}, b.data()}});
+  const EngineSpec spec = spec_of("fp8", LoraBase::fp8_block);
+  const auto merged = std::make_unique<Engine>(spec);
+  Stream s = merged->stream();
+  load_weights(s, merged->model(), dir_.path("fp8"), {.path = dir_.path("adapter")});
+  expect_same_base(*merged, *started(spec, "fp8"), "model.layers.1.self_attn.qkv");
 }
 
 // In a captured step, from the same folder.
