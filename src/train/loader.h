@@ -34,8 +34,8 @@ void check_dataset(const std::string& prefix, const RunSpec& run, const std::str
 class Loader final : public BatchSource {
  public:
   // Throws Error{input} for datasets that cannot be read or have no token with a loss, and the errors of
-  // check_dataset(). If a dataset does not say its largest id, one outside the vocabulary is Error{input} when it is
-  // read.
+  // check_dataset(). An id outside the vocabulary, of a dataset that does not say its largest id, is Error{input} when
+  // it is read.
   // set_by: the key or option that names the datasets, for messages; empty: data.train with shuffle, else data.valid.
   Loader(const std::vector<DatasetSpec>& datasets, const RunSpec& run, bool shuffle, const DataShare& share = {},
          const std::string& set_by = "");
