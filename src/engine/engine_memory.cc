@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
-#include <string>
-#include <vector>
 
-#include "comm/control.h"
 #include "comm/machine.h"
 #include "ops/attention/attention_scratch.h"
 
@@ -51,22 +48,14 @@ KeptOnHost kept_on_host(const EngineSpec& spec) {
 
 namespace {
 
-// Returns the sum of a number over the ranks of this machine. All ranks call it together.
-int64_t sum_of_machine(Control& control, int64_t mine) {
-  const std::vector<std::string> machines = control.gather(machine_name()), all = control.gather(std::to_string(mine));
-  int64_t sum = 0;
-  for (size_t r = 0; r < all.size(); ++r)
-    if (machines[r] == machines[static_cast<size_t>(control.rank())]) sum += std::stoll(all[r]);
-  return sum;
-}
-
 // The available memory is read before any rank may have allocated.
 void check_memory_of_cpu(const MemoryPlan& plan, int64_t stack_bytes, const EngineSpec& spec) {
   const MemoryUse use = memory_use(spec);
   const int64_t available = available_memory_bytes();
   if (!spec.world || spec.world->size() == 1) return check_host_memory(plan, stack_bytes, available, use);
   Control control(*spec.world);
-  const int64_t mine = needed_host_bytes(plan, stack_bytes), by_others = sum_of_machine(control, mine) - mine;
+  const int64_t mine = needed_host_bytes(plan, stack_bytes),
+                by_others = sum_of_ranks(control, ranks_of_machine(control), mine) - mine;
   control.together([&] { check_host_memory(plan, stack_bytes, available, use, by_others); });
 }
 

@@ -25,20 +25,13 @@ HostMemory host_memory(Engine& engine, bool async_save) {
 }
 
 HostMemory of_this_machine(Control& control, const HostMemory& mine) {
-  const std::vector<std::string> machines = control.gather(machine_name());
-  const auto of_each = [&](int64_t bytes) { return control.gather(std::to_string(bytes)); };
-  const auto plans = of_each(mine.plan_bytes), pinned = of_each(mine.pinned_bytes),
-             snapshots = of_each(mine.snapshot_bytes), spills = of_each(mine.spill_bytes);
-  HostMemory all{.num_ranks = 0};
-  for (int r = 0; r < control.size(); ++r) {
-    if (machines[r] != machines[control.rank()]) continue;
-    all.plan_bytes += std::stoll(plans[r]);
-    all.pinned_bytes += std::stoll(pinned[r]);
-    all.snapshot_bytes += std::stoll(snapshots[r]);
-    all.spill_bytes += std::stoll(spills[r]);
-    ++all.num_ranks;
-  }
-  return all;
+  const std::vector<int> ranks = ranks_of_machine(control);
+  const auto sum = [&](int64_t bytes) { return sum_of_ranks(control, ranks, bytes); };
+  return {.plan_bytes = sum(mine.plan_bytes),
+          .pinned_bytes = sum(mine.pinned_bytes),
+          .snapshot_bytes = sum(mine.snapshot_bytes),
+          .num_ranks = std::ssize(ranks),
+          .spill_bytes = sum(mine.spill_bytes)};
 }
 
 void check_snapshot(const HostMemory& host, const MemoryPlan& plan, int64_t available) {

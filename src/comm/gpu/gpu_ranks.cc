@@ -17,11 +17,9 @@ GpuRanks::GpuRanks(Transport& world) : control_(world) {
     const std::string why = Accelerator::why_missing();
     MOEBIUS_CHECK(usage, why.empty(), "run.device: {}; or set run.device = \"cpu\"", why);
   });
-  const std::vector<std::string> machines = control_.gather(machine_name());
-  const auto here = machines.begin() + control_.rank();
-  for (int r = 0; r < control_.size(); ++r)
-    if (machines[r] == *here) on_machine_.push_back(r);
-  index_ = static_cast<int>(std::count(machines.begin(), here, *here)) % Accelerator::count();
+  on_machine_ = ranks_of_machine(control_);
+  const auto here = std::find(on_machine_.begin(), on_machine_.end(), control_.rank());
+  index_ = static_cast<int>(here - on_machine_.begin()) % Accelerator::count();
   const std::vector<std::string> gpus = control_.gather(gpu_identity(index_));
   for (int r = 0; r < control_.size(); ++r)
     if (gpus[r] == gpus[control_.rank()]) sharing_.push_back(r);
@@ -32,15 +30,8 @@ GpuRanks::GpuRanks(Transport& world) : control_(world) {
   each_has_its_own_ = std::set(gpus.begin(), gpus.end()).size() == gpus.size();
 }
 
-int64_t GpuRanks::sum_of_sharing(int64_t mine) { return sum_of(sharing_, mine); }
+int64_t GpuRanks::sum_of_sharing(int64_t mine) { return sum_of_ranks(control_, sharing_, mine); }
 
-int64_t GpuRanks::sum_of_machine(int64_t mine) { return sum_of(on_machine_, mine); }
-
-int64_t GpuRanks::sum_of(const std::vector<int>& ranks, int64_t mine) {
-  const std::vector<std::string> all = control_.gather(std::to_string(mine));
-  int64_t sum = 0;
-  for (const int r : ranks) sum += std::stoll(all[r]);
-  return sum;
-}
+int64_t GpuRanks::sum_of_machine(int64_t mine) { return sum_of_ranks(control_, on_machine_, mine); }
 
 }  // namespace moebius

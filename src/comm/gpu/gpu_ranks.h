@@ -28,8 +28,6 @@ class GpuRanks {
   Control control_;
   int index_ = 0;
   int num_processes_ = 1;
-  int64_t sum_of(const std::vector<int>& ranks, int64_t mine);
-
   std::vector<int> sharing_, on_machine_;
   bool each_has_its_own_ = false;
 };
