@@ -38,12 +38,17 @@ class Pending {
    public:
     virtual ~Transfer() = default;
     virtual void wait() = 0;  // throws Error{distributed} as above
+    // Waits on the host until the transfer has ended on a GPU, for measurements; wait() must follow.
+    virtual void wait_on_host() {}
   };
   Pending() = default;
   explicit Pending(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
   void wait() {
     if (transfer_) transfer_->wait();
     transfer_.reset();
+  }
+  void wait_on_host() {
+    if (transfer_) transfer_->wait_on_host();
   }
 
  private:
@@ -95,6 +100,9 @@ class Group {
   [[nodiscard]] virtual Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) = 0;
   [[nodiscard]] virtual Pending start_all_gather(Stream& s, Tensor out, Tensor in) = 0;
   virtual void barrier() = 0;  // returns when every rank has called it
+  // Returns how many multiprocessors of a GPU start_reduce_scatter_sum() and start_all_gather() occupy until they end, if
+  // the group limits them so that matrix products run beside them; else 0.
+  virtual int multiprocessors_of_start() const { return 0; }
 
   // For waits outside of the calls of the group (comm/peer_window.h). check() throws Error{distributed} if another rank
   // of the world is known to have failed. A wait longer than timeout_s() must end the run. rank_name() returns the name

@@ -12,10 +12,11 @@ namespace {
 Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep : Axis::etp_ep; }
 
 // Hidden states go from stage to stage, and keys from rank to rank.
-// Buckets of gradients and weights are exchanged while the GPU computes.
+// Buckets of gradients and weights are exchanged while the GPU computes, and rows beside products of their layer.
 NcclUse use_of(const MeshShape& shape, Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp || axis == Axis::cp_outer,
           .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp,
+          .beside_products = shape.tp_cp_overlap && (axis == Axis::tp || axis == Axis::cp),
           .node = axis == axis_of_experts(shape) ? static_cast<int>(shape.ranks_per_node) : 8};
 }
 

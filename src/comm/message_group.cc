@@ -203,7 +203,7 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
   check_sum(*this, "start_reduce_scatter_sum", in);
   check_times_size(*this, "start_reduce_scatter_sum", "in", in, "out", out);
   check_times_size(*this, "start_reduce_scatter_sum", "arrived", arrived, "out", out);
-  count("reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype, spec_.node));
+  count("start_reduce_scatter_sum", s, reduce_scatter_cost(bytes_of(in), size(), in.dtype, spec_.node));
   if (!moves("start_reduce_scatter_sum", s, {out, in, arrived})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_reduce_scatter_sum", in);
@@ -225,7 +225,7 @@ Pending MessageGroup::start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in,
 
 Pending MessageGroup::start_all_gather(Stream& s, Tensor out, Tensor in) {
   check_times_size(*this, "start_all_gather", "out", out, "in", in);
-  count("all_gather", s, all_gather_cost(bytes_of(out), size(), spec_.node));
+  count("start_all_gather", s, all_gather_cost(bytes_of(out), size(), spec_.node));
   if (!moves("start_all_gather", s, {out, in})) return {};
   const Timed timed(seconds_);
   const int64_t record = begin("start_all_gather", in);

@@ -18,6 +18,7 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .edp = p.edp(world_size),
           .cp_inner = p.cp_inner,
           .cp_dynamic = p.dynamic_cp,
+          .tp_cp_overlap = p.tp_cp_overlap,
           .ranks_per_node = p.ranks_per_node,
           .fsdp_shard = p.fsdp_shard};
 }

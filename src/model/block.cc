@@ -133,10 +133,11 @@ void Block::run_backward(Step& step, Tensor dresidual_TD, Saved& saved, Backward
   const bool to_norm1 = parts.input || norm1_.has_gradient();
   if (!to_norm1 && !trains_attention_) return;
   StackScope scope(step.stack);
-  const Tensor dn1_TD =
+  Attention::InputGradient dn1 =
       attention_->backward_input(step, dresidual_TD, *saved.attention, to_norm1, attention_input(step, saved));
   if (parts.weights && trains_attention_) attention_backward_weight(step, saved);
-  if (to_norm1) norm1_.backward(step, dresidual_TD, dn1_TD, saved.norm1);
+  dn1.sum.wait();
+  if (to_norm1) norm1_.backward(step, dresidual_TD, dn1.dx_tD, saved.norm1);
 }
 
 void Block::backward_weight(Step& step, Saved& saved) const {

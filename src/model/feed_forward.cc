@@ -31,7 +31,7 @@ class FeedForwardOf final : public LayerOf<FeedForward, Layer> {
     layer_.backward_input(step, dx_tD, dy_tD, own(saved));
   }
   void backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const override {
-    if constexpr (kIsMoe) return layer_.backward(step, dx_tD, dy_tD, own(saved));
+    if constexpr (kHasBackward) return layer_.backward(step, dx_tD, dy_tD, own(saved));
     layer_.backward_input(step, dx_tD, dy_tD, own(saved));
     layer_.backward_weight(step, own(saved));
   }
@@ -46,6 +46,7 @@ class FeedForwardOf final : public LayerOf<FeedForward, Layer> {
 
  private:
   static constexpr bool kIsMoe = std::is_same_v<Layer, Moe>;
+  static constexpr bool kHasBackward = kIsMoe || std::is_same_v<Layer, Mlp>;
 };
 
 }  // namespace

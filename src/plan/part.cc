@@ -52,10 +52,15 @@ Axis axis_named(std::string_view group) {
 }
 
 void add_sent(PassWork& work, Axis axis, const std::string& call, double bytes) {
-  const GroupCall kind = group_call(call);
-  const auto found = std::find_if(work.sent.begin(), work.sent.end(),
-                                  [&](const SentWork& s) { return s.axis == axis && s.call == kind; });
-  SentWork& sent = found == work.sent.end() ? work.sent.emplace_back(SentWork{.axis = axis, .call = kind}) : *found;
+  constexpr std::string_view kStart = "start_";
+  const bool starts = call.starts_with(kStart);
+  const GroupCall kind = group_call(starts ? call.substr(kStart.size()) : call);
+  const auto found = std::find_if(work.sent.begin(), work.sent.end(), [&](const SentWork& s) {
+    return s.axis == axis && s.call == kind && s.beside_products == starts;
+  });
+  SentWork& sent = found != work.sent.end()
+                       ? *found
+                       : work.sent.emplace_back(SentWork{.axis = axis, .call = kind, .beside_products = starts});
   ++sent.calls;
   sent.wire_bytes += bytes;
 }

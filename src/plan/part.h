@@ -51,7 +51,8 @@ struct SentWork {
   Axis axis = Axis::world;
   GroupCall call = GroupCall::all_gather;
   int64_t calls = 0;
-  double wire_bytes = 0;  // sum over all calls
+  double wire_bytes = 0;         // sum over all calls
+  bool beside_products = false;  // started beside products that do not depend on it (model/attention/row_blocks.h)
 };
 
 // The work of a pass, in the order of its first calls.
@@ -126,7 +127,7 @@ struct PartWork {
 };
 
 // The values that a part depends on (cost/part_key.h).
-using PartKey = std::array<int64_t, 34>;
+using PartKey = std::array<int64_t, 35>;
 struct PartKeyHash {
   size_t operator()(const PartKey& key) const;
 };

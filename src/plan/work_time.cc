@@ -191,8 +191,9 @@ void overlap_layer(PassTime& backward, const TimeContext& c, const RecomputeSpec
   const double sent = seconds_of_rows(backward);
   const double ways = recompute.covers(&RecomputeSpec::expert_up) ? 1 : 2;
   double& experts = backward.kernels[static_cast<size_t>(KernelClass::experts)];
-  backward.hidden = std::min(ways / 3 * sent, experts);
-  experts += taken_by_groups(c.machine) * backward.hidden;
+  const double hidden = std::min(ways / 3 * sent, experts);
+  backward.hidden += hidden;
+  experts += taken_by_groups(c.machine) * hidden;
 }
 
 // With parallel.expert_overlap = "batch_split", rows move in parts that overlap with products of the part before them
@@ -214,6 +215,17 @@ void overlap_parts(PassTime& forward, PassTime& backward, const TimeContext& c) 
   hide(forward, std::min(first * x, own * up) + std::min(far * x, near * (up + down)) + std::min(near * x, far * up) +
                     std::min(far * x, own * down));
   hide(backward, std::min(first * dy, own * of_dy) + std::min(far * dy, near * of_dy));
+}
+
+// Hides exchanges of rows of tp and cp (model/attention/row_blocks.h). Beside them is about half of a backward pass's
+// products: those of the weight gradients. beside: seconds of these exchanges.
+void hide_beside_products(PassTime& time, const TimeContext& c, double beside) {
+  if (c.assume.system != PlanSystem::moebius || beside <= 0) return;
+  constexpr double kMultiprocessors = 16;  // of NCCL's kernels (comm/gpu/nccl/world.h)
+  double& products = time.kernels[static_cast<size_t>(KernelClass::products)];
+  const double hidden = std::min(beside, products / 2);
+  time.hidden += hidden;
+  products += taken_by_groups(c.machine, kMultiprocessors) * hidden;
 }
 
 // Overlaps the exchanges of tp with products. Each is in tp pieces, and one of them has no product beside it.
@@ -366,6 +378,7 @@ PassTime& PassTime::add(const PassTime& o, double times) {
 
 PassTime pass_time(const TimeContext& c, const PassWork& work) {
   PassTime time;
+  double beside = 0;
   const double rows = expert_rows(c);
   for (const OpWork& op : work.ops) add_op(time, c, op, rows);
   for (const SentWork& sent : work.sent) {
@@ -374,9 +387,11 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
     const double n = static_cast<double>(sent.calls);
     const auto axis = static_cast<size_t>(sent.axis);
     time.groups[axis] += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
+    if (sent.beside_products) beside += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
     time.wire_bytes[axis] += sent.wire_bytes;
     time.messages += n * group_messages(c, span, sent.call);
   }
+  hide_beside_products(time, c, beside);
   return time;
 }
 

@@ -72,7 +72,7 @@ void expect_sent(const LayerPasses& passes, const ContextCase& c, const Held& he
 // Returns the layer of `Layer`, which `construct` makes in a context, on the mesh of the case.
 template <class Layer, class Construct>
 LayerPasses passes_of(Transport& transport, const ContextCase& c, const ModelSpec& model, Construct&& construct) {
-  const Mesh mesh({.tp = c.tp, .cp = c.cp, .ep = transport.size(), .cp_inner = c.inner}, transport);
+  const MeshShape shape{.tp = c.tp, .cp = c.cp, .ep = transport.size(), .cp_inner = c.inner};
   Array cos_sin = Array::poisoned({kSeq, model.rope_dim()}, DType::f32);
   ThreadPool pool(1);
   Stream s(DeviceKind::cpu, pool);
@@ -87,7 +87,7 @@ LayerPasses passes_of(Transport& transport, const ContextCase& c, const ModelSpe
     layer.declare_saved(plan, "attention", saved);
   };
   const BatchShape whole{.batch = kBatch, .seq = kSeq, .documents = c.documents};
-  return expect_like_one_rank<Layer>(mesh, whole, D, kTolerance, make, declare);
+  return expect_like_one_rank<Layer>(transport, shape, whole, D, kTolerance, make, declare);
 }
 
 void expect_case(Transport& transport, const ContextCase& c) {

@@ -120,6 +120,11 @@ inline void expect_blocks(const ParamTable& got, const ParamTable& want, Tensor 
   }
 }
 
+inline void expect_same_gradients(const ParamTable& got, const ParamTable& want) {
+  for (size_t i = 0; i < want.all().size(); ++i)
+    EXPECT_EQ(values_of(got.all()[i].dw), values_of(want.all()[i].dw)) << want.all()[i].spec.name;
+}
+
 // Reduces the gradients, as for the optimizer.
 inline void reduce_gradients(LayerRig& rig, const Mesh& mesh) {
   for (const Param& p : rig.params.all()) mesh.group(p.spec.grad_axis).all_reduce_sum(rig.s, p.dw);
@@ -142,9 +147,11 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
   };
   constexpr Axis kCounted[4] = {Axis::tp, Axis::cp, Axis::cp_inner, Axis::cp_outer};
   LayerPasses passes;
+  int64_t before[4];
+  for (int a = 0; a < 4; ++a) before[a] = mesh.sent_bytes(kCounted[a]);
   const auto count = [&](int pass) {
     for (int a = 0; a < 4; ++a)
-      passes.sent[a][pass] = mesh.sent_bytes(kCounted[a]) - (pass == 1 ? passes.sent[a][0] : 0);
+      passes.sent[a][pass] = mesh.sent_bytes(kCounted[a]) - before[a] - (pass == 1 ? passes.sent[a][0] : 0);
   };
   Array x = own(1), dy = own(2), y = Array::poisoned({t, D}, DType::f32), dx = y;
   Step step = rig.step();
@@ -152,11 +159,17 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
   layer.forward(step, y.tensor(), x.tensor(), saved);
   count(0);
   const auto input = [&] { return x.tensor(); };
-  if constexpr (requires { layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input); })
-    copy(step.stream, dx.tensor(), layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input));
-  else
+  if constexpr (requires { layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input); }) {
+    Attention::InputGradient gradient = layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input);
+    layer.backward_weight(step, saved);
+    gradient.sum.wait();
+    copy(step.stream, dx.tensor(), gradient.dx_tD);
+  } else if constexpr (requires { layer.backward(step, dx.tensor(), dy.tensor(), saved); }) {
+    layer.backward(step, dx.tensor(), dy.tensor(), saved);
+  } else {
     layer.backward_input(step, dx.tensor(), dy.tensor(), saved);
-  layer.backward_weight(step, saved);
+    layer.backward_weight(step, saved);
+  }
   count(1);
   passes.y = y.values();
   passes.dx = dx.values();
@@ -164,26 +177,36 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
 }
 
 // make(rig, mesh) gives the layer, declare(layer, plan, saved) its saved tensors. The layer on the mesh equals that
-// on one rank: y and dx row by row, weights and their gradients block by block. Gives what was sent.
+// on one rank: y and dx row by row, weights and their gradients block by block. Exchanges that overlap with products
+// change no bit, and send the same. Gives what was sent.
 template <class Layer>
 LayerPasses expect_like_one_rank(
-    const Mesh& mesh, const BatchShape& whole, int64_t D, double tolerance,
+    Transport& transport, const MeshShape& shape, const BatchShape& whole, int64_t D, double tolerance,
     const std::function<Layer(LayerRig&, const Mesh&)>& make,
     const std::function<void(const Layer&, MemoryPlan&, typename Layer::Saved&)>& declare) {
-  const Mesh one(MeshShape{});
-  std::optional<Layer> alone, shared;
-  typename Layer::Saved alone_saved, saved;
+  MeshShape overlapping = shape;
+  overlapping.tp_cp_overlap = true;
+  const Mesh one(MeshShape{}), mesh(shape, transport), overlapped_mesh(overlapping, transport);
+  std::optional<Layer> alone, shared, overlapped;
+  typename Layer::Saved alone_saved, saved, overlapped_saved;
   const auto make_on = [&](std::optional<Layer>& layer, typename Layer::Saved& to, const Mesh& on) {
     return [&](LayerRig& rig) {
       layer.emplace(make(rig, on));
       declare(*layer, rig.plan, to);
     };
   };
-  LayerRig want(one, whole, make_on(alone, alone_saved, one)), got(mesh, whole, make_on(shared, saved, mesh));
+  LayerRig want(one, whole, make_on(alone, alone_saved, one)), got(mesh, whole, make_on(shared, saved, mesh)),
+      beside(overlapped_mesh, whole, make_on(overlapped, overlapped_saved, overlapped_mesh));
   expect_blocks(got.params, want.params, &Param::w, 0);
   const int64_t T = whole.tokens();
   const LayerPasses w = both_passes(want, one, *alone, alone_saved, T, D),
-                    g = both_passes(got, mesh, *shared, saved, T, D);
+                    g = both_passes(got, mesh, *shared, saved, T, D),
+                    b = both_passes(beside, overlapped_mesh, *overlapped, overlapped_saved, T, D);
+  EXPECT_EQ(b.y, g.y);
+  EXPECT_EQ(b.dx, g.dx);
+  expect_same_gradients(beside.params, got.params);
+  for (int axis = 0; axis < 4; ++axis)
+    for (const int pass : {0, 1}) EXPECT_EQ(b.sent[axis][pass], g.sent[axis][pass]) << axis << ' ' << pass;
   reduce_gradients(got, mesh);
   testing::expect_close("y", g.y, got.own(w.y, D), tolerance, tolerance);
   testing::expect_close("dx", g.dx, got.own(w.dx, D), tolerance, tolerance);

@@ -22,7 +22,8 @@ void declare_gqa(const Gqa& layer, MemoryPlan& plan, Gqa::Saved& saved) {
   layer.declare_saved(plan, "attention", saved);
 }
 
-Mesh mesh_of(Transport& transport) { return Mesh({.tp = transport.size(), .ep = transport.size()}, transport); }
+MeshShape shape_of(const Transport& transport) { return {.tp = transport.size(), .ep = transport.size()}; }
+Mesh mesh_of(Transport& transport) { return Mesh(shape_of(transport), transport); }
 
 // In the forward pass a layer gathers x and sums y. In the backward pass it gathers dy, sums dx,
 // and gathers x again for the weight gradient.
@@ -39,12 +40,13 @@ INSTANTIATE_TEST_SUITE_P(Everywhere, TensorParallel, ::testing::Values(1, 2, 4, 
 
 TEST_P(TensorParallel, MlpEqualsOneRank) {
   run([](Transport& transport) {
-    const Mesh mesh = mesh_of(transport);
     ModelSpec model;
     model.hidden_size = D;
     model.initializer_range = 0.5;
     const auto make = [&](LayerRig& rig, const Mesh& on) { return Mlp(rig.context(model, on, {}), "mlp", 24); };
-    expect_row_traffic(expect_like_one_rank<Mlp>(mesh, kWhole, D, kTolerance, make, declare_mlp), mesh.shape().tp);
+    expect_row_traffic(
+        expect_like_one_rank<Mlp>(transport, shape_of(transport), kWhole, D, kTolerance, make, declare_mlp),
+        transport.size());
   });
 }
 
@@ -58,16 +60,17 @@ ModelSpec mlp_model() {
 // Three chunks on the mesh, and all rows at once on one rank.
 TEST_P(TensorParallel, ChunksOfAnMlpEqualOneRank) {
   run([](Transport& transport) {
-    const Mesh mesh = mesh_of(transport);
     const ModelSpec model = mlp_model();
     const auto make = [&](LayerRig& rig, const Mesh& on) {
       const LayerContext c = rig.context(model, on, {});
-      return ChunkedMlp(c, "mlp", 24, c.stream_rows() / (&on == &mesh ? 3 : 1));
+      return ChunkedMlp(c, "mlp", 24, c.stream_rows() / (on.shape().tp > 1 ? 3 : 1));
     };
     const auto declare = [](const ChunkedMlp& layer, MemoryPlan& plan, ChunkedMlp::Saved& saved) {
       layer.declare_saved(plan, "mlp", saved);
     };
-    expect_row_traffic(expect_like_one_rank<ChunkedMlp>(mesh, kWhole, D, kTolerance, make, declare), mesh.shape().tp);
+    expect_row_traffic(
+        expect_like_one_rank<ChunkedMlp>(transport, shape_of(transport), kWhole, D, kTolerance, make, declare),
+        transport.size());
   });
 }
 
@@ -114,7 +117,7 @@ ModelSpec attention_model(QkNorm norm, bool bias) {
   return m;
 }
 
-void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model, int64_t more_forward = 0,
+void expect_attention_like_one_rank(Transport& transport, const ModelSpec& model, int64_t more_forward = 0,
                                     int64_t more_backward = 0) {
   Array cos_sin = Array::poisoned({kSeq, model.head_dim}, DType::f32);
   ThreadPool pool(1);
@@ -124,30 +127,25 @@ void expect_attention_like_one_rank(const Mesh& mesh, const ModelSpec& model, in
   const auto make = [&](LayerRig& rig, const Mesh& on) {
     return Gqa(rig.context(model, on, table), "attention", model.sliding_window);
   };
-  expect_row_traffic(expect_like_one_rank<Gqa>(mesh, kWhole, D, kTolerance, make, declare_gqa), mesh.shape().tp,
-                     more_forward, more_backward);
+  expect_row_traffic(
+      expect_like_one_rank<Gqa>(transport, shape_of(transport), kWhole, D, kTolerance, make, declare_gqa),
+      transport.size(), more_forward, more_backward);
 }
 
 TEST_P(TensorParallel, AttentionEqualsOneRank) {
-  run([](Transport& transport) {
-    const Mesh mesh = mesh_of(transport);
-    expect_attention_like_one_rank(mesh, attention_model(QkNorm::none, false));
-  });
+  run([](Transport& transport) { expect_attention_like_one_rank(transport, attention_model(QkNorm::none, false)); });
 }
 
 TEST_P(TensorParallel, AttentionWithBiasAndNormsEqualsOneRank) {
-  run([](Transport& transport) {
-    expect_attention_like_one_rank(mesh_of(transport), attention_model(QkNorm::per_head, true));
-  });
+  run([](Transport& transport) { expect_attention_like_one_rank(transport, attention_model(QkNorm::per_head, true)); });
 }
 
 // Sums of squares are added up over the ranks. The backward pass recomputes q and k, so it adds up
 // the sums of squares again, and the products with dy.
 TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
   run([](Transport& transport) {
-    const Mesh mesh = mesh_of(transport);
-    const int64_t n = mesh.shape().tp, sums = 2 * kRows * 4 * (n - 1) / n;
-    expect_attention_like_one_rank(mesh, attention_model(QkNorm::whole, false), 2 * sums, (2 + 4) * sums);
+    const int64_t n = transport.size(), sums = 2 * kRows * 4 * (n - 1) / n;
+    expect_attention_like_one_rank(transport, attention_model(QkNorm::whole, false), 2 * sums, (2 + 4) * sums);
   });
 }
 
@@ -155,12 +153,11 @@ TEST_P(TensorParallel, AttentionWithNormsOverAllHeadsEqualsOneRank) {
 // more for it.
 TEST_P(TensorParallel, ClippedAttentionWithNormsOverAllHeadsAndBiasEqualsOneRank) {
   run([](Transport& transport) {
-    const Mesh mesh = mesh_of(transport);
     ModelSpec model = attention_model(QkNorm::whole, true);
     model.o_bias = true;
     model.clip_qkv = 0.75;
-    const int64_t n = mesh.shape().tp, sums = 2 * kRows * 4 * (n - 1) / n;
-    expect_attention_like_one_rank(mesh, model, 2 * sums, (2 + 2 + 4) * sums);
+    const int64_t n = transport.size(), sums = 2 * kRows * 4 * (n - 1) / n;
+    expect_attention_like_one_rank(transport, model, 2 * sums, (2 + 2 + 4) * sums);
   });
 }
 
@@ -168,7 +165,7 @@ TEST_P(TensorParallel, ClippedAttentionEqualsOneRank) {
   run([](Transport& transport) {
     ModelSpec model = attention_model(QkNorm::none, false);
     model.clip_qkv = 0.75;
-    expect_attention_like_one_rank(mesh_of(transport), model);
+    expect_attention_like_one_rank(transport, model);
   });
 }
 

@@ -25,7 +25,10 @@ enum class GpuSums { ranks, nccl };
 struct NcclUse {
   bool neighbours = false;  // send and recv between ranks that differ by one, or between the last and the first
   bool overlapped = false;  // start_*
-  int node = 8;             // the group's ranks on a node, for comm/collective_levels.h
+  // start_* beside matrix products of the same layer: on a stream of its own, with few multiprocessors
+  // (Group::multiprocessors_of_start).
+  bool beside_products = false;
+  int node = 8;  // the group's ranks on a node, for comm/collective_levels.h
 };
 
 class NcclLinks {

@@ -24,8 +24,8 @@ class AttentionOf final : public LayerOf<Attention, Layer> {
   }
   bool holds_input(const Saved& saved) const override { return layer_.holds_input(own(saved)); }
   void set_input(Tensor x_tD, Saved& saved) const override { own(saved).x_tD = x_tD; }
-  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
-                        const Attention::Input& x) const override {
+  Attention::InputGradient backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
+                                          const Attention::Input& x) const override {
     return layer_.backward_input(step, dy_tD, own(saved), with_dx, x);
   }
   void output(Step& step, Tensor y_tD, const Saved& saved) const override { layer_.output(step, y_tD, own(saved)); }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memory/saved_tensor.h"
+#include "model/attention/row_blocks.h"
 #include "model/layer_context.h"
 #include "ops/norm/norm.h"
 
@@ -56,9 +57,15 @@ class Attention {
   virtual void set_input(Tensor x_tD, Saved& saved) const = 0;
   // Computes y from the outputs of the heads: the last part of forward.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
-  // Returns dx, in the caller's scope of the step stack. Without with_dx it is empty, but all that backward_weight
-  // needs is computed.
-  virtual Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Input& x) const = 0;
+  // The derivatives w.r.t. x, in the caller's scope of the step stack, which must not end before sum.wait(). They may be
+  // read after that.
+  struct InputGradient {
+    Tensor dx_tD;
+    RowsInFlight sum = {};  // over the tp ranks
+  };
+  // Without with_dx the result is empty, but all that backward_weight needs is computed. The sum overlaps with
+  // backward_weight() if that is called before sum.wait().
+  virtual InputGradient backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Input& x) const = 0;
   virtual void backward_weight(Step& step, const Saved& saved) const = 0;
 
   // Generation. x is norm.y, which this computes: this rank's rows of the runs, whose earlier tokens are cached. Adds

@@ -62,6 +62,10 @@ QueryRows QueryRows::piece(const Pieces& pieces, int64_t b, int half) const {
           .doc_start_T = here(doc_start_T)};
 }
 
+void compute_do(const ContextParallelBwd& a) {
+  if (a.compute_do) a.compute_do();
+}
+
 QueryRows queries_of(const ContextParallelBwd& a) {
   return {.q_THd = a.in.q_THd,
           .o_THd = a.o_THd,
@@ -141,6 +145,25 @@ Tensor gather_sequences(Step& step, Group& cp, Tensor x_TGd) {
   return sequences_UGd;
 }
 
+Kv gather_beside_do(Step& step, Group& cp, const ContextParallelSpec& spec, const ContextParallelBwd& a) {
+  if (!spec.overlaps) {
+    compute_do(a);
+    return {gather_sequences(step, cp, a.in.k_TGd), gather_sequences(step, cp, a.in.v_TGd)};
+  }
+  const Kv all{alloc_sequences(step, cp, a.in.k_TGd), alloc_sequences(step, cp, a.in.v_TGd)};
+  StackScope scope(step.stack);
+  const Kv ranks{alloc_like(step, all.k_TGd), alloc_like(step, all.v_TGd)};
+  RowsInFlight k(step, cp, cp.start_all_gather(step.stream, ranks.k_TGd, a.in.k_TGd));
+  RowsInFlight v(step, cp, cp.start_all_gather(step.stream, ranks.v_TGd, a.in.v_TGd));
+  compute_do(a);
+  v.wait();
+  k.wait();
+  const Pieces pieces = Pieces::of(cp, step, a.in.k_TGd.dim(0));
+  to_sequences(step, pieces, all.k_TGd, ranks.k_TGd);
+  to_sequences(step, pieces, all.v_TGd, ranks.v_TGd);
+  return all;
+}
+
 void sum_of_sequences(Step& step, Group& cp, Tensor dx_TGd, Tensor dx_UGd) {
   StackScope scope(step.stack);
   const Tensor ranks_UGd = alloc_like(step, dx_UGd);
@@ -156,6 +179,7 @@ void NoContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, const Q
 }
 
 void NoContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
+  compute_do(a);
   StackScope scope(step.stack);
   const Kv sent = a.in.kv(), dsent = a.grads.kv(), kv = expanded(step, spec_, sent);
   const Kv dkv = spec_.expansion == nullptr ? dsent : Kv{alloc_like(step, kv.k_TGd), alloc_like(step, kv.v_TGd)};
@@ -204,6 +228,7 @@ class DynamicContextParallel final : public ContextParallel {
 
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, ContextParallelSpec spec) {
   spec.owns_gpu = mesh.shape().world() == 1;
+  spec.overlaps = mesh.shape().tp_cp_overlap;
   if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
   if (mesh.shape().cp_dynamic) return std::make_unique<DynamicContextParallel>(comm, mesh, spec);
   if (comm != CpComm::hierarchical) return make_fixed(comm, mesh.group(Axis::cp), spec);

@@ -35,6 +35,7 @@
 // has cp_inner b.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "comm/mesh.h"
@@ -83,6 +84,7 @@ struct ContextParallelSpec {
   int64_t window = 0;
   float scale = 1.0f;
   GpuKernels kernels = {};                 // as in LayerContext
+  bool overlaps = false;                   // parallel.tp_cp_overlap; make_context_parallel sets it
   bool owns_gpu = false;                   // AttentionBwd::owns_gpu; make_context_parallel sets it
   const KvExpansion* expansion = nullptr;  // null: ranks exchange keys and values; must outlive the layer's passes
   int64_t first_head = 0;                  // index among all heads of the rank after tp
@@ -96,6 +98,7 @@ struct ContextParallelBwd {
   const Qkv& grads;  // out
   Tensor do_THd, o_THd, lse_TH;
   const Qkv& in;
+  std::function<void()> compute_do = {};  // writes do_THd, beside the first exchange; empty: it was written before
 };
 
 class ContextParallel {

@@ -39,7 +39,7 @@ void AllGatherContextParallel::backward(Step& step, const ContextParallelBwd& a)
   StackScope scope(step.stack);
   const Pieces pieces = Pieces::of(cp_, step, a.o_THd.dim(0));
   const QueryRows queries = queries_of(a);
-  const Kv sent{gather_sequences(step, cp_, a.in.k_TGd), gather_sequences(step, cp_, a.in.v_TGd)};
+  const Kv sent = gather_beside_do(step, cp_, spec_, a);
   const Kv all = expanded(step, spec_, sent), dall = alloc_like(step, all);
   const auto backward_of = [&](int64_t b, int half, const Kv& dseen) {
     const int64_t piece = pieces.on_rank(cp_.rank(), half);

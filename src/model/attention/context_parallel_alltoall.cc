@@ -106,8 +106,9 @@ void AllToAllContextParallel::forward(Step& step, Tensor o_THd, Tensor lse_TH, c
 }
 
 void AllToAllContextParallel::backward(Step& step, const ContextParallelBwd& a) const {
-  const auto& [grads, do_THd, o_THd, lse_TH, in] = a;
+  const auto& [grads, do_THd, o_THd, lse_TH, in, _] = a;
   StackScope scope(step.stack);
+  compute_do(a);
   const int64_t U = o_THd.dim(0) * cp_.size();
   const Qkv all = exchange(step, in);
   const auto alloc_like = [&](const Tensor& x) { return step.alloc(x.shape, x.dtype); };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "model/attention/context_parallel.h"
+#include "model/attention/row_blocks.h"
 #include "ops/attention/attention.h"
 
 namespace moebius {
@@ -36,6 +37,9 @@ struct QueryRows {
   QueryRows piece(const Pieces& pieces, int64_t b, int half) const;
 };
 
+// Writes a.do_THd, if that is left to the backward pass.
+void compute_do(const ContextParallelBwd& a);
+
 // Returns the query rows of a backward pass, with a.grads.q as dq.
 QueryRows queries_of(const ContextParallelBwd& a);
 
@@ -67,6 +71,8 @@ void to_ranks(Step& step, const Pieces& pieces, Tensor ranks_U, Tensor sequences
 
 // Returns x of all ranks in the order of sequences, [cp T, ...] on the step stack.
 Tensor gather_sequences(Step& step, Group& cp, Tensor x_TGd);
+// Returns gather_sequences() of k and v, which overlaps with a.compute_do if spec.overlaps.
+Kv gather_beside_do(Step& step, Group& cp, const ContextParallelSpec& spec, const ContextParallelBwd& a);
 // dx = this rank's rows of the sum over ranks of dx_U, whose rows are in the order of sequences.
 void sum_of_sequences(Step& step, Group& cp, Tensor dx_TGd, Tensor dx_UGd);
 

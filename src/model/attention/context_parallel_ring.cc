@@ -213,6 +213,7 @@ void RingContextParallel::backward(Step& step, const ContextParallelBwd& a) cons
     Passing arriving, leaving, share_arriving;
     if (pass >= 2) share_arriving = ring.recv(arrived);
     if (pass + 1 < cp_.size()) arriving = ring.recv(buffers[pass % 2]), leaving = ring.send(block);
+    if (pass == 0) compute_do(a);
     const Kv& sum = pass == 0 ? own : share[pass % 2];
     fill_zero(step, sum);
     add_sent_bwd(step, {spec_, pieces, cp_.rank(), ring.owner(pass)}, sum, queries, block);

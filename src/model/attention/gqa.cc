@@ -74,6 +74,7 @@ Gqa::Gqa(const LayerContext& c, const std::string& prefix, int64_t window)
 
 void Gqa::declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const {
   const int64_t C = (H_ + 2 * G_) * d_, D = o_.param().w.dim(0);
+  saved.weights_follow = !plan.splits_backward();
   saved.qkv_TC.declare(plan, prefix + ".qkv", {T_, C}, dtype_, &RecomputeSpec::qkv);
   saved.o_THd.declare(plan, prefix + ".o", {T_, H_, d_}, dtype_, &RecomputeSpec::attention);
   saved.lse_TH.declare(plan, prefix + ".lse", {T_, H_}, DType::f32, &RecomputeSpec::attention);
@@ -184,7 +185,8 @@ void Gqa::project_again(Step& step, const Attention::Input& x, Saved& saved) con
 }
 
 // dx is allocated when the tensors of attend_bwd() are free again: those are the largest of a long sequence.
-Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& x) const {
+Attention::InputGradient Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
+                                             const Attention::Input& x) const {
   const int64_t T = dy_tD.dim(0) * tp_;
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
@@ -194,8 +196,10 @@ Tensor Gqa::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
   attend_bwd(step, saved, T, x);
   if (!with_dx) return {};
   const Tensor dx_tD = step.alloc(dy_tD.shape, dtype_);
-  qkv_.backward_input(step, dx_tD, saved.dqkv_TC, /*accumulate=*/false, {.dlow = saved.qkv_rows.dlow(T)});
-  return dx_tD;
+  const Linear::Low low{.dlow = saved.qkv_rows.dlow(T)};
+  if (saved.weights_follow) return {dx_tD, qkv_.start_backward_input(step, dx_tD, saved.dqkv_TC, low)};
+  qkv_.backward_input(step, dx_tD, saved.dqkv_TC, /*accumulate=*/false, low);
+  return {dx_tD};
 }
 
 void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T, const Attention::Input& x) const {
@@ -213,10 +217,15 @@ void Gqa::attend_bwd(Step& step, Saved& saved, int64_t T, const Attention::Input
   {
     StackScope attention(step.stack);
     const Tensor do_THd = step.alloc({T, H_, d_}, dtype_);
-    o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
-    context_parallel_->backward(
-        step,
-        {.grads = dr, .do_THd = do_THd, .o_THd = saved.o_THd.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
+    const auto compute_do = [&] {
+      o_.backward_input(step, do_THd.view({T, H_ * d_}), saved.dy_TD, {.dlow = saved.o_rows.dlow(T)});
+    };
+    context_parallel_->backward(step, {.grads = dr,
+                                       .do_THd = do_THd,
+                                       .o_THd = saved.o_THd.rows(0, T),
+                                       .lse_TH = saved.lse_TH.rows(0, T),
+                                       .in = r,
+                                       .compute_do = compute_do});
   }
   project_again(step, x, saved);
   rotate_bwd(step, saved.dqkv_TC, dr, saved.qkv_TC.rows(0, T));
@@ -286,9 +295,12 @@ void Gqa::norm_first_bwd(Step& step, Tensor dqkv_TC, Tensor qkv_TC) const {
 
 void Gqa::backward_weight(Step& step, const Saved& saved) const {
   const int64_t T = saved.dy_TD.dim(0);
+  StackScope scope(step.stack);
+  RowBlocks::Gathering x = qkv_.start_gather(step, saved.x_tD);
   o_.backward_weight(step, saved.dy_TD, saved.o_THd.rows(0, T).view({T, H_ * d_}),
                      {.low = saved.o_rows.low(T), .dlow = saved.o_rows.dlow(T)});
-  qkv_.backward_weight(step, saved.dqkv_TC, saved.x_tD, {.low = saved.qkv_rows.low(T), .dlow = saved.qkv_rows.dlow(T)});
+  qkv_.backward_weight(step, saved.dqkv_TC, std::move(x),
+                       {.low = saved.qkv_rows.low(T), .dlow = saved.qkv_rows.dlow(T)});
   if (qkv_bias_) qkv_bias_->backward_weight(step, saved.dqkv_TC);
   if (o_bias_) o_bias_->backward_weight(step, saved.dy_tD);
 }

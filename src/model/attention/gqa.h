@@ -26,6 +26,7 @@ class Gqa {
     SavedTensor qkv_TC, o_THd, lse_TH;
     WgradInput dy_tD, dy_TD, dqkv_TC;  // dy of this rank's rows is only for the bias of o
     AdapterRows qkv_rows, o_rows;
+    bool weights_follow = true;  // backward_weight runs right after backward_input
   };
   // window: the sliding window of this layer in tokens, 0: none. Throws Error{usage} when tp does not divide the heads,
   // and the errors of make_context_parallel().
@@ -38,7 +39,8 @@ class Gqa {
   void output(Step& step, Tensor y_tD, const Saved& saved) const;  // y = o W_o^T
   bool holds_input(const Saved& saved) const { return saved.qkv_TC.is_recomputed() && !is_long_; }
   // Adds the gradients of the q and k norms.
-  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& x) const;
+  Attention::InputGradient backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
+                                          const Attention::Input& x) const;
   void backward_weight(Step& step, const Saved& saved) const;
 
   void declare_cache(MemoryPlan& plan, const std::string& prefix, int64_t num_tokens, KvCache& cache) const;

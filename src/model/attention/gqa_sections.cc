@@ -101,16 +101,20 @@ void Gqa::attend_section_bwd(Step& step, Tensor dqkv_TC, const Qkv& dr, const He
     StackScope attention(step.stack);
     const Qkv r = rotated_section(step, qkv_TC, kv, section_TC);
     const Tensor do_TC = step.alloc({T, heads.count * d_}, dtype_);
-    {
+    const auto compute_do = [&] {
       StackScope product(step.stack);
       const Tensor w_DC = columns_of(step, o_.linear().w_for_dx(step).data, heads, d_);
       gemm(step.stream, {.c_MN = do_TC, .a = Tensor(saved.dy_TD), .b = w_DC});
-    }
+    };
     const Tensor o_TC = columns_of(step, saved.o_THd.rows(0, T).view({T, H_ * d_}), heads, d_);
     const Tensor lse_TH = columns_of(step, saved.lse_TH.rows(0, T), heads, 1);
     const Shape rows{T, heads.count, d_};
-    context_parallel_->backward(
-        step, {.grads = dr, .do_THd = do_TC.view(rows), .o_THd = o_TC.view(rows), .lse_TH = lse_TH, .in = r});
+    context_parallel_->backward(step, {.grads = dr,
+                                       .do_THd = do_TC.view(rows),
+                                       .o_THd = o_TC.view(rows),
+                                       .lse_TH = lse_TH,
+                                       .in = r,
+                                       .compute_do = compute_do});
   }
   if (section_TC.empty()) section_TC = section_of(step, qkv_TC, kv);
   const Tensor dsection_TC = step.alloc(section_TC.shape, dtype_);

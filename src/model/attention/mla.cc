@@ -344,12 +344,14 @@ void Mla::attend_bwd(Step& step, Saved& saved) const {
                 : step.alloc(r.q_THd.shape, dtype_);
   const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
                dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
-  o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
   kv_->put_together(step, r.kv(), saved.kv_THw.rows(0, T), saved.k_rope_Tr.rows(0, T));
   r.doc_start_T = step.batch.attention_starts(T);
-  context_parallel_->backward(
-      step,
-      {.grads = dr, .do_THd = do_THv, .o_THd = saved.o_THv.rows(0, T), .lse_TH = saved.lse_TH.rows(0, T), .in = r});
+  context_parallel_->backward(step, {.grads = dr,
+                                     .do_THd = do_THv,
+                                     .o_THd = saved.o_THv.rows(0, T),
+                                     .lse_TH = saved.lse_TH.rows(0, T),
+                                     .in = r,
+                                     .compute_do = [&] { o_.backward_input(step, as_rows(do_THv), saved.dy_TD); }});
   latent_kv_bwd(step.stream,
                 {.dkv_THw = saved.dkv_THw, .dk_rope_Tr = dk_rope_Tr, .dk_THd = dr.k_TGd, .dv_THv = dr.v_TGd});
   rotate_bwd(step, saved, dk_rope_Tr);
@@ -367,7 +369,6 @@ void Mla::attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) con
   const Tensor do_THv = step.alloc({T, H_, v_}, dtype_),
                dlatent_TR = tp_ == 1 ? dkv_normed_tR : step.alloc({T, kv_rank_}, dtype_),
                dk_rope_Tr = tp_ == 1 ? saved.dk_rope_tr : step.alloc({T, rope_}, dtype_);
-  o_.backward_input(step, as_rows(do_THv), saved.dy_TD);
   const Kv sent = latents(step, saved, T);
   const Qkv in{.q_THd = saved.q_THd.rows(0, T),
                .k_TGd = sent.k_TGd,
@@ -378,17 +379,19 @@ void Mla::attend_latents_bwd(Step& step, Tensor dkv_normed_tR, Saved& saved) con
              .do_THd = do_THv,
              .o_THd = saved.o_THv.rows(0, T),
              .lse_TH = saved.lse_TH.rows(0, T),
-             .in = in});
+             .in = in,
+             .compute_do = [&] { o_.backward_input(step, as_rows(do_THv), saved.dy_TD); }});
   rotate_bwd(step, saved, dk_rope_Tr);
   if (tp_ > 1) rows_.sum(step, dkv_normed_tR, dlatent_TR);
 }
 
-Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& /*x*/) const {
+Attention::InputGradient Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
+                                             const Attention::Input& /*x*/) const {
   const int64_t t = dy_tD.dim(0);
   if (o_bias_) saved.dy_tD.hold(step.stream, dy_tD);
   saved.dy_TD.hold(step.stream, o_.gather(step, dy_tD));
   for (WgradInput* d : {&saved.dq_THd, &saved.dk_rope_tr}) d->open(step.stack);
-  Tensor dkv_normed_tR;
+  Tensor dkv_normed_tR, dq_normed_tR;
   if (kv_->is_expanded_late()) {
     dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
     attend_latents_bwd(step, dkv_normed_tR, saved);
@@ -396,8 +399,13 @@ Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
     saved.dkv_THw.open(step.stack);
     attend_bwd(step, saved);
     dkv_normed_tR = step.alloc({t, kv_rank_}, dtype_);
-    kv_->w().backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
   }
+  RowsInFlight dq_sum;  // beside the products with dkv
+  if (q_a_) {
+    dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
+    dq_sum = q_b_.start_backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
+  }
+  if (!kv_->is_expanded_late()) kv_->w().backward_input(step, dkv_normed_tR, as_rows(saved.dkv_THw));
   saved.dkv_latent_tR.open(step.stack);
   normalise_bwd(step, kv_a_norm_, saved.dkv_latent_tR, dkv_normed_tR, saved.kv.rows(t));
   const Tensor dx_tD = with_dx ? step.alloc(dy_tD.shape, dtype_) : Tensor{};
@@ -407,23 +415,29 @@ Tensor Mla::backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
   }
   if (!q_a_) {
     if (with_dx) q_b_.backward_input(step, dx_tD, as_rows(saved.dq_THd), /*accumulate=*/true);
-    return dx_tD;
+    return {dx_tD};
   }
-  const Tensor dq_normed_tR = step.alloc({t, q_rank_}, dtype_);
-  q_b_.backward_input(step, dq_normed_tR, as_rows(saved.dq_THd));
+  dq_sum.wait();
   saved.dq_latent_tR.open(step.stack);
   normalise_bwd(step, *q_a_norm_, saved.dq_latent_tR, dq_normed_tR, saved.q.rows(t));
   if (with_dx) q_a_->backward_input(step, dx_tD, saved.dq_latent_tR, /*accumulate=*/true);
-  return dx_tD;
+  return {dx_tD};
 }
 
 void Mla::backward_weight(Step& step, const Saved& saved) const {
   const int64_t t = saved.x_tD.dim(0), T = t * tp_;
-  o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
-  if (!kv_->is_expanded_late()) kv_->w().backward_weight(step, as_rows(saved.dkv_THw), saved.kv.normed_tR.rows(0, t));
+  StackScope scope(step.stack);
+  RowBlocks::Gathering q_in = q_b_.start_gather(step, q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
+  if (kv_->is_expanded_late()) {
+    o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
+  } else {
+    RowBlocks::Gathering kv_in = kv_->w().start_gather(step, saved.kv.normed_tR.rows(0, t));
+    o_.backward_weight(step, saved.dy_TD, as_rows(saved.o_THv.rows(0, T)));
+    kv_->w().backward_weight(step, as_rows(saved.dkv_THw), std::move(kv_in));
+  }
   down_bwd_weight(step, saved.dkv_latent_tR, saved.x_tD, DownPart::latent);
   down_bwd_weight(step, saved.dk_rope_tr, saved.x_tD, DownPart::k_rope);
-  q_b_.backward_weight(step, as_rows(saved.dq_THd), q_a_ ? saved.q.normed_tR.rows(0, t) : saved.x_tD);
+  q_b_.backward_weight(step, as_rows(saved.dq_THd), std::move(q_in));
   if (q_a_) q_a_->backward_weight(step, saved.dq_latent_tR, saved.x_tD);
   if (!o_bias_) return;
   o_bias_->backward_weight(step, saved.dy_tD);

@@ -54,7 +54,8 @@ class Mla {
   void output(Step& step, Tensor y_tD, const Saved& saved) const;
   bool holds_input(const Saved& saved) const { return recomputes_projections(saved) && !is_long_; }
   // Adds the gradients of the norms. It does not read x.
-  Tensor backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx, const Attention::Input& x) const;
+  Attention::InputGradient backward_input(Step& step, Tensor dy_tD, Saved& saved, bool with_dx,
+                                          const Attention::Input& x) const;
   void backward_weight(Step& step, const Saved& saved) const;
 
   // The cache has the normalised latent and the rotated k_rope of each token: k_UGd is [U, 1, kv_lora_rank], v_UGd

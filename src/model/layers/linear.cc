@@ -54,9 +54,19 @@ void ColumnLinear::backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool a
   rows_.sum(step, dx_tD, dx_TD, accumulate);
 }
 
-void ColumnLinear::backward_weight(Step& step, Tensor dy_TC, Tensor x_tD, const Linear::Low& low) const {
-  StackScope scope(step.stack);
-  linear_.backward_weight(step, dy_TC, rows_.gather(step, x_tD), /*adds=*/false, low);
+RowsInFlight ColumnLinear::start_backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, const Linear::Low& low) const {
+  if (rows_.num_ranks() == 1) {
+    linear_.backward_input(step, dx_tD, dy_TC, /*accumulate=*/false, low);
+    return {};
+  }
+  const Tensor dx_TD = step.alloc({dy_TC.dim(0), dx_tD.dim(1)}, dx_tD.dtype);
+  linear_.backward_input(step, dx_TD, dy_TC, /*accumulate=*/false, low);
+  return rows_.start_sum(step, dx_tD, dx_TD);
+}
+
+void ColumnLinear::backward_weight(Step& step, Tensor dy_TC, RowBlocks::Gathering x, const Linear::Low& low) const {
+  x.arriving.wait();
+  linear_.backward_weight(step, dy_TC, x.x_TD, /*adds=*/false, low);
 }
 
 void RowLinear::forward(Step& step, Tensor y_tD, Tensor x_TC, Tensor bias_D, const Linear::Low& low) const {

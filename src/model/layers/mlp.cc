@@ -120,8 +120,18 @@ void Mlp::backward_x(Step& step, Tensor dx_tD, const Saved& saved, bool accumula
 }
 
 void Mlp::backward_weight(Step& step, const Saved& saved) const {
+  StackScope scope(step.stack);
+  RowBlocks::Gathering x = gate_up_.start_gather(step, saved.x_tD);
   down_.backward_weight(step, saved.dy_TD, saved.a_TF);
-  gate_up_.backward_weight(step, saved.dh_T2F, saved.x_tD);
+  gate_up_.backward_weight(step, saved.dh_T2F, std::move(x));
+}
+
+void Mlp::backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const {
+  backward_hidden(step, dy_tD, saved);
+  StackScope scope(step.stack);
+  RowsInFlight sum = gate_up_.start_backward_input(step, dx_tD, saved.dh_T2F);
+  backward_weight(step, saved);
+  sum.wait();
 }
 
 }  // namespace moebius

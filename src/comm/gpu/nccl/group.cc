@@ -19,8 +19,10 @@ class NcclGroup final : public GpuGroup {
   NcclGroup(NcclWorld& world, std::unique_ptr<Group> on_host, const NcclUse& use)
       : GpuGroup(std::move(on_host)), world_(world), levels_(size(), use.node), lane_(alone_), overlapped_(alone_) {
     if (size() == 1) return;
-    lane_ = world_.collective_lane(over(), /*overlapped=*/false);
-    if (use.overlapped) overlapped_ = world_.collective_lane(over(), /*overlapped=*/true);
+    lane_ = world_.collective_lane(over(), NcclLaneKind::blocking);
+    if (use.overlapped) overlapped_ = world_.collective_lane(over(), NcclLaneKind::overlapped);
+    if (use.beside_products) overlapped_ = world_.collective_lane(over(), NcclLaneKind::beside_products);
+    taken_ = use.beside_products ? NcclWorld::kBesideProducts : 0;
     if (use.neighbours) make_pairs();
     setup_bytes_ = over().sent_bytes();
   }
@@ -30,6 +32,7 @@ class NcclGroup final : public GpuGroup {
     world_.settle();
     return over().seconds() + counters_->seconds;
   }
+  int multiprocessors_of_start() const override { return taken_; }
 
  private:
   class Joining;
@@ -50,16 +53,27 @@ class NcclGroup final : public GpuGroup {
     world_.exchange(on, lane, to, from);
     world_.count(counters_, bytes_for_others(to, lane.rank));
   }
-  // Computes out = the sum over ranks of their parts for this rank. `own` is the part computed here.
-  // to[r] is the part that goes to rank r. `arrived` has space for `stride_bytes` from each rank.
-  void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
-                    void* arrived, int64_t stride_bytes);
+  // Memory with space for stride_bytes from each rank.
+  struct Arriving {
+    void* data;
+    int64_t stride_bytes;
+  };
+  // Returns the memory for the sums of blocking calls, in pieces.
+  Arriving arriving() const { return {world_.arrived(), NcclWorld::kArrivedBytes / size() / 16 * 16}; }
+  // Sends to[r] to rank r. The parts of the other ranks for this one arrive.
+  void exchange_parts(cudaStream_t on, const NcclLane& lane, const Spans& to, const Arriving& parts);
+  // Computes out = the sum over ranks of their parts, of which `own` was computed here.
+  void sum_parts(cudaStream_t on, const Tensor& out, const Tensor& own, const Arriving& parts);
+  // Does both.
+  void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, const Spans& to,
+                    const Arriving& parts);
   // Counts the bytes of a pass of one of NCCL's own collectives over x, which has the parts of all ranks.
   void count_pass(const Tensor& x) { world_.count(counters_, x.num_bytes() / size() * (size() - 1)); }
   void gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
   // Runs body on a side stream, after all work that s has so far.
+  // then: launched on the engine's stream by wait().
   template <class Body>
-  Pending start(const NcclLane& lane, Body&& body);
+  Pending start(const NcclLane& lane, Body&& body, std::function<void()> then = {});
   Pending transfer(const char* op, const Tensor& x, int other, bool sends);
   template <class Body>
   void timed(Body&& body) {
@@ -75,20 +89,27 @@ class NcclGroup final : public GpuGroup {
   std::map<int, NcclLane> to_, from_;  // by neighbour
   std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
   int64_t num_calls_ = 0, setup_bytes_ = 0;
+  int taken_ = 0;  // multiprocessors_of_start()
 };
 
 // An overlapped operation: the lane's stream runs concurrently with the caller's until wait().
 class NcclGroup::Joining final : public Pending::Transfer {
  public:
-  Joining(NcclGroup& group, cudaEvent_t done) : group_(group), done_(done) {}
+  Joining(NcclGroup& group, cudaEvent_t done, std::function<void()> then)
+      : group_(group), done_(done), then_(std::move(then)) {}
   ~Joining() override { group_.world_.release_event(done_); }
   void wait() override {
-    group_.timed([&] { MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_)); });
+    group_.timed([&] {
+      MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_));
+      if (then_) then_();
+    });
   }
+  void wait_on_host() override { group_.world_.wait_for(done_); }
 
  private:
   NcclGroup& group_;
   cudaEvent_t done_;
+  std::function<void()> then_;
 };
 
 // All ranks connect in the same order, so that they cannot deadlock: around the ring forward, then back.
@@ -111,15 +132,25 @@ void NcclGroup::record(const char* op, const Tensor& x) {
 
 // --- collectives ----------------------------------------------------------------------------------------------------
 
-void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, Spans to,
-                             void* arrived, int64_t stride_bytes) {
+void NcclGroup::exchange_parts(cudaStream_t on, const NcclLane& lane, const Spans& to, const Arriving& parts) {
+  const int64_t own_bytes = to[rank()].num_bytes;  // slices of other ranks may be shorter or longer
   Spans from;
   for (int r = 0; r < size(); ++r)
-    from.push_back({.data = static_cast<std::byte*>(arrived) + r * stride_bytes, .num_bytes = out.num_bytes()});
+    from.push_back({.data = static_cast<std::byte*>(parts.data) + r * parts.stride_bytes, .num_bytes = own_bytes});
   from[rank()] = to[rank()];
   exchange(on, lane, to, from);
-  cuda::sum_of_ranks(on, out, {.own = own.data, .arrived = arrived, .stride_bytes = stride_bytes, .own_rank = rank()},
+}
+
+void NcclGroup::sum_parts(cudaStream_t on, const Tensor& out, const Tensor& own, const Arriving& parts) {
+  cuda::sum_of_ranks(on, out,
+                     {.own = own.data, .arrived = parts.data, .stride_bytes = parts.stride_bytes, .own_rank = rank()},
                      levels_);
+}
+
+void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own,
+                             const Spans& to, const Arriving& parts) {
+  exchange_parts(on, lane, to, parts);
+  sum_parts(on, out, own, parts);
 }
 
 // Returns the number of elements whose shares from all ranks arrive at once.
@@ -141,7 +172,7 @@ void NcclGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
       const Tensor piece_N = flat(x).rows(at, std::min(at + piece, n));
       const Spans slices = slices_of(piece_N, size());
       const Tensor own = slice_of(piece_N, rank(), size());
-      sum_exchange(cuda_stream(s), lane_, own, own, slices, world_.arrived(), world_.kArrivedBytes / size() / 16 * 16);
+      sum_exchange(cuda_stream(s), lane_, own, own, slices, arriving());
       exchange(cuda_stream(s), lane_, Spans(size(), span_of(own)), slices);
     }
   });
@@ -162,8 +193,7 @@ void NcclGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tenso
       const auto part = [&](int r) { return flat(in).rows(r * own + at, r * own + end); };
       Spans to;
       for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
-      sum_exchange(cuda_stream(s), lane_, flat(out).rows(at, end), part(rank()), to, world_.arrived(),
-                   world_.kArrivedBytes / size() / 16 * 16);
+      sum_exchange(cuda_stream(s), lane_, flat(out).rows(at, end), part(rank()), to, arriving());
     }
   });
 }
@@ -197,12 +227,12 @@ void NcclGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
 // --- overlapped with other work -------------------------------------------------------------------------------------
 
 template <class Body>
-Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
+Pending NcclGroup::start(const NcclLane& lane, Body&& body, std::function<void()> then) {
   world_.limit_launch_queue();
   world_.order(world_.stream(), lane.stream);
   body(lane.stream);
   const cudaEvent_t done = world_.take_event();
-  auto joining = std::make_unique<Joining>(*this, done);
+  auto joining = std::make_unique<Joining>(*this, done, std::move(then));
   MOEBIUS_CUDA(cudaEventRecord(done, lane.stream));
   return Pending(std::move(joining));
 }
@@ -210,14 +240,22 @@ Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
 Pending NcclGroup::gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in, const Tensor& arrived) {
   if (!overlapped_.stream) return GpuGroup::gpu_start_reduce_scatter_sum(s, out, in, arrived);
   record("start_reduce_scatter_sum", in);
-  return start(overlapped_, [&](cudaStream_t on) {
-    if (world_.sums() == GpuSums::nccl && size() > 1) {
+  if (world_.sums() == GpuSums::nccl && size() > 1) {
+    return start(overlapped_, [&](cudaStream_t on) {
       world_.nccl_reduce_scatter(on, overlapped_, out, in);
-      return count_pass(in);
-    }
-    const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
-    sum_exchange(on, overlapped_, out, own, blocks_of(in, size()), arrived.data, out.num_bytes());
-  });
+      count_pass(in);
+    });
+  }
+  const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
+  const Arriving parts{arrived.data, out.num_bytes()};
+  if (taken_ == 0) {
+    return start(overlapped_,
+                 [&](cudaStream_t on) { sum_exchange(on, overlapped_, out, own, blocks_of(in, size()), parts); });
+  }
+  // The sum would have to wait for the multiprocessors of the products beside the exchange, so it follows them.
+  return start(
+      overlapped_, [&](cudaStream_t on) { exchange_parts(on, overlapped_, blocks_of(in, size()), parts); },
+      [this, out, own, parts] { sum_parts(world_.stream(), out, own, parts); });
 }
 
 Pending NcclGroup::gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in) {

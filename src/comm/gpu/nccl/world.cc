@@ -11,8 +11,6 @@
 namespace moebius {
 namespace {
 
-constexpr int kBlocking = 0, kOverlapped = 1, kOneWay = 2;  // the kinds of lanes between the same ranks
-
 bool has_happened(cudaEvent_t event) {
   const cudaError_t status = cudaEventQuery(event);
   if (status == cudaErrorNotReady) return false;
@@ -26,8 +24,9 @@ void add_length(const TimedInterval& interval, int64_t times) {
   interval.counters->seconds += 1e-3 * ms * static_cast<double>(times);
 }
 
-ncclResult_t make_comm_of(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank) {
+ncclResult_t make_comm_of(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank, int max_blocks) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  if (max_blocks > 0) config.minCTAs = config.maxCTAs = max_blocks;
   return nccl_library().comm_init(comm, size, id, rank, &config);
 }
 
@@ -122,7 +121,7 @@ void NcclWorld::call_with_ranks(const std::string& what, const std::vector<int>&
 // members: ranks of `over`, in the order of their ranks in the communicator.
 // The first sends NCCL's id to the others by messages of the world, so that a missing rank
 // is noticed there.
-ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
+ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members, int max_blocks) {
   const NcclLibrary& nccl = nccl_library();
   ThreadPool pool(1);
   Stream host(DeviceKind::cpu, pool);
@@ -141,22 +140,33 @@ ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members) {
   const auto rank = static_cast<int>(found - members.begin()), size = static_cast<int>(members.size());
   const auto comm = std::make_shared<ncclComm_t>(nullptr);
   call_with_ranks(fmt::format("making a communicator of NCCL for group {}", over.name()), others_of(over, members),
-                  [comm, id, rank, size] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank)); });
+                  [=] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank, max_blocks)); });
   comms_.push_back(*comm);
   return *comm;
 }
 
-NcclLane& NcclWorld::collective_lane(Group& over, bool overlapped) {
-  NcclLane& lane = lanes_[{over.ranks(), overlapped ? kOverlapped : kBlocking}];
+cudaStream_t NcclWorld::side_stream(NcclLaneKind kind) {
+  if (kind == NcclLaneKind::blocking) return nullptr;
+  cudaStream_t& stream = side_streams_[kind];
+  if (!stream) {
+    // Products that may start at the same time would fill the GPU first.
+    int lowest = 0, highest = 0;
+    MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    const int priority = kind == NcclLaneKind::beside_products ? highest : 0;
+    MOEBIUS_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
+    streams_.push_back(stream);
+  }
+  return stream;
+}
+
+NcclLane& NcclWorld::collective_lane(Group& over, NcclLaneKind kind) {
+  NcclLane& lane = lanes_[{over.ranks(), static_cast<int>(kind)}];
   if (lane.comm) return lane;
   std::vector<int> all;
   for (int r = 0; r < over.size(); ++r) all.push_back(r);
-  lane = {.comm = make_comm(over, all), .rank = over.rank(), .size = over.size()};
-  if (overlapped && !overlapped_) {
-    MOEBIUS_CUDA(cudaStreamCreateWithFlags(&overlapped_, cudaStreamNonBlocking));
-    streams_.push_back(overlapped_);
-  }
-  lane.stream = overlapped ? overlapped_ : nullptr;
+  const int max_blocks = kind == NcclLaneKind::beside_products ? kBesideProducts : 0;
+  lane = {
+      .comm = make_comm(over, all, max_blocks), .rank = over.rank(), .size = over.size(), .stream = side_stream(kind)};
   const Span word{static_cast<std::byte*>(arrived_.data()), 4};
   connect(over, all, lane, {Spans(lane.size, word), Spans(lane.size, {word.data + 16, 4})});
   return lane;
@@ -164,7 +174,7 @@ NcclLane& NcclWorld::collective_lane(Group& over, bool overlapped) {
 
 NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
   // Each group has its own lane, so that messages of one group never wait for those of another.
-  NcclLane& lane = lanes_[{{from, to}, kOneWay + num_pairs_++}];
+  NcclLane& lane = lanes_[{{from, to}, static_cast<int>(NcclLaneKind::one_way) + num_pairs_++}];
   lane = {.comm = make_comm(over, {from, to}), .rank = over.rank() == from ? 0 : 1, .size = 2};
   MOEBIUS_CUDA(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
   streams_.push_back(lane.stream);

@@ -50,15 +50,25 @@ struct NcclCapture {
   void replayed();
 };
 
+// The uses of a communicator. Each use of the same ranks has its own.
+enum class NcclLaneKind : int {
+  blocking,         // on the caller's stream
+  overlapped,       // on a side stream, which all groups share
+  beside_products,  // on another such stream, with few blocks
+  one_way,          // and above: from one rank to another
+};
+
 class NcclWorld {
  public:
+  // The blocks of NCCL's kernels beside matrix products, which have the other multiprocessors.
+  static constexpr int kBesideProducts = 16;
+
   NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums);
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
-  // Returns a lane for collectives, on the caller's stream or on a side stream. Groups of the same ranks share it.
-  // The ranks of `over` call it together.
-  NcclLane& collective_lane(Group& over, bool overlapped);
+  // Returns a lane for collectives. Groups of the same ranks share it. The ranks of `over` call it together.
+  NcclLane& collective_lane(Group& over, NcclLaneKind kind);
   // Returns a lane from one rank of `over` to another. Both ranks call it together.
   NcclLane& pair_lane(Group& over, int from, int to);
 
@@ -79,6 +89,7 @@ class NcclWorld {
   // Called by each operation. It limits how far the host launches ahead of the GPU: a full launch
   // queue would block the host for as long as another rank is stopped.
   void limit_launch_queue();
+  void wait_for(cudaEvent_t event);  // on the host; REQUIRES: no graph is being captured
   void abandon();
 
   // Launches NCCL's own collectives, in place where out is the rank's part of in, or the other way.
@@ -95,7 +106,9 @@ class NcclWorld {
   static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
 
  private:
-  ncclComm_t make_comm(Group& over, const std::vector<int>& members);
+  // max_blocks: of the kernels of a collective; 0: NCCL's own choice.
+  ncclComm_t make_comm(Group& over, const std::vector<int>& members, int max_blocks = 0);
+  cudaStream_t side_stream(NcclLaneKind kind);
   // Makes the first exchange of a lane, which waits on the host until the other ranks join.
   void connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                const std::pair<Spans, Spans>& to_and_from);
@@ -107,7 +120,6 @@ class NcclWorld {
   bool is_through() const;
   void synchronize_stream();
   void check_wait(double waited_s);
-  void wait_for(cudaEvent_t event);
   bool is_capturing() const { return gpu_.capture() != nullptr; }
   NcclCapture& capture();  // the capture of the current graph, made at first use; REQUIRES is_capturing()
   cudaEvent_t take_timing_event();
@@ -118,7 +130,7 @@ class NcclWorld {
   Buffer arrived_;
   std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // indexed by world ranks and kind
   int num_pairs_ = 0;
-  cudaStream_t overlapped_ = nullptr;
+  std::map<NcclLaneKind, cudaStream_t> side_streams_;
   std::vector<ncclComm_t> comms_;
   std::vector<cudaStream_t> streams_;
   std::vector<cudaEvent_t> free_events_, free_timing_events_;

@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "device/block_limit.h"
 #include "device/cuda/cuda.h"
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
@@ -85,6 +86,11 @@ struct Problem {
           "BIAS_DATA_TYPE");
     check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data, sizeof data),
           "BIAS_POINTER");
+  }
+  // Persistent kernels have so many blocks; an algorithm's bits do not depend on it.
+  void use_multiprocessors(int32_t count) {
+    check(cublasLtMatmulDescSetAttribute(&product, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &count, sizeof count),
+          "SM_COUNT_TARGET");
   }
   static void layout(cublasLtMatrixLayout_t to, DType dtype, int64_t rows, int64_t cols, int64_t ld) {
     check(cublasLtMatrixLayoutInit(to, type_of(dtype), rows, cols, ld), "cublasLtMatrixLayoutInit");
@@ -178,6 +184,7 @@ class CublasLt {
     const Sizes sizes = sizes_of(a);
     const int64_t products = std::max<int64_t>(count, 1);
     Problem problem(a, sizes, sizes, products);
+    if (const int blocks = limited_blocks(s, INT_MAX); blocks < INT_MAX) problem.use_multiprocessors(blocks);
     if (const auto it = chosen_.find(desc); it != chosen_.end()) return run_first(stream, problem, a, it->second);
     Problem one(a, sizes, sizes);
     Algorithms proposals = propose(one, desc);
@@ -276,6 +283,7 @@ class CublasLt {
   // rows, or products, as fit.
   cublasLtMatmulAlgo_t quickest(Stream& s, const Gemm& a, const Algorithms& proposals, int64_t count) {
     const cudaStream_t stream = cuda_stream(s);
+    if (const auto& wait = s.accelerator().state<BlockLimit>().wait_for_others) wait();
     const Algorithms equal = same_bits(s, a, proposals);
     const Sizes ld = sizes_of(a);
     const int64_t row_bytes = ld.n * size_of(a.c_MN.dtype), room = a.accumulate ? kTrialBytes / 2 : kTrialBytes;
