@@ -49,9 +49,10 @@ std::string_view purpose_of(Axis axis);
 
 struct MeshShape {
   int64_t tp = 1, cp = 1, dp = 1, pp = 1, etp = 1, ep = 1, edp = 1;
-  int64_t cp_inner = 1;        // ranks of a group of Axis::cp_inner
-  bool cp_dynamic = false;     // blocks of 2, 4, ... consecutive cp ranks are groups too (Mesh::cp_block)
-  bool tp_cp_overlap = false;  // exchanges of tp and cp overlap with products (model/attention/row_blocks.h)
+  int64_t cp_inner = 1;     // ranks of a group of Axis::cp_inner
+  bool cp_dynamic = false;  // blocks of 2, 4, ... consecutive cp ranks are groups too (Mesh::cp_block)
+  // Exchanges of tp, or of cp, overlap with products in backward (model/attention/row_blocks.h).
+  bool tp_overlap = false, cp_overlap = false;
   int64_t ranks_per_node = 8;
   int64_t fsdp_shard = 0;  // parallel.fsdp_shard: ranks over which the weights of a layer are sharded; 0: all
   int64_t cp_outer() const { return cp / cp_inner; }

@@ -124,7 +124,6 @@ constexpr OtherName kOtherNames[] = {
     {"moe_token_dispatcher_type", "parallel.dispatcher"},
     {"overlap_dispatch_backward_with_experts_wgrad", "parallel.expert_overlap"},
     {"moe_shared_expert_overlap", "parallel.expert_overlap"},
-    {"tp_comm_overlap", "parallel.tp_cp_overlap"},
     {"cp_comm_type", "parallel.cp_comm"},
     {"hierarchical_context_parallel_sizes", "parallel.cp_inner, the first of them"},
     {"router_topk", "model.num_experts_per_tok"},

@@ -43,7 +43,6 @@ struct ParallelSpec {
   int64_t fsdp_shard = 0;        // the ranks over which these are sharded; 0: all that hold the same weights
   bool shard_gradients = false;  // and a shard of the sums of its gradients
   bool overlap = true;           // overlaps messages of gradients, weights and stages with compute; changes no bit
-  bool tp_cp_overlap = false;    // overlaps exchanges of tp and cp with products in backward; changes no bit
 
   // dp and edp are what remains of the world size in the dense and in the expert view of the same ranks (Parallel
   // Folding: pp is shared, ep may span tp, cp and dp).

@@ -18,7 +18,6 @@ MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
           .edp = p.edp(world_size),
           .cp_inner = p.cp_inner,
           .cp_dynamic = p.dynamic_cp,
-          .tp_cp_overlap = p.tp_cp_overlap,
           .ranks_per_node = p.ranks_per_node,
           .fsdp_shard = p.fsdp_shard};
 }
@@ -37,6 +36,21 @@ bool can_overlap_update(const EngineSpec& spec) {
          spec.optimizer->qk_clip == 0 && spec.precision.weights != PrecisionChoice::recipe &&
          spec.mesh.world() == spec.mesh.pp && !spec.offload_weights;
 }
+
+namespace {
+
+// Exchanges of tp and cp overlap with products on CPUs, and between nodes. Inside a node the kernels of NCCL would take
+// more from the products than they hide (docs/measurements/performance/several-gpus.md).
+MeshShape with_overlap(MeshShape mesh, const RunSpec& run) {
+  const auto overlaps = [&](int64_t ranks) {
+    return run.parallel.overlap && (run.device == DeviceKind::cpu || ranks > mesh.ranks_per_node);
+  };
+  mesh.tp_overlap = overlaps(mesh.tp);
+  mesh.cp_overlap = overlaps(mesh.tp * mesh.cp);
+  return mesh;
+}
+
+}  // namespace
 
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, !run.memory.automatic,
@@ -62,7 +76,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .expert_rows = expert_rows_budget(run),
       .freeze = run.train.freeze,
       .lora = run.lora,
-      .mesh = mesh,
+      .mesh = with_overlap(mesh, run),
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
       .expert_overlap = run.parallel.expert_overlap,

@@ -185,7 +185,7 @@ LayerPasses expect_like_one_rank(
     const std::function<Layer(LayerRig&, const Mesh&)>& make,
     const std::function<void(const Layer&, MemoryPlan&, typename Layer::Saved&)>& declare) {
   MeshShape overlapping = shape;
-  overlapping.tp_cp_overlap = true;
+  overlapping.tp_overlap = overlapping.cp_overlap = true;
   const Mesh one(MeshShape{}), mesh(shape, transport), overlapped_mesh(overlapping, transport);
   std::optional<Layer> alone, shared, overlapped;
   typename Layer::Saved alone_saved, saved, overlapped_saved;

@@ -348,11 +348,6 @@ std::vector<KeyText> parallel_texts() {
       {"parallel.overlap",
        "Messages of the pipeline, of gradients and of weights overlap with computation. Results are bitwise identical "
        "for all values."},
-      {"parallel.tp_cp_overlap",
-       "In the backward pass, exchanges of rows of `tp`, and of keys and values of `cp`, overlap with products that do "
-       "not depend on them ([parallelism.md](../design/parallelism.md#overlap-of-tp-and-cp)). It needs more memory for "
-       "rows in flight. On a GPU the exchanges take 16 multiprocessors from the products, which costs more than it "
-       "saves over NVLink. Results are bitwise identical for all values."},
   };
 }
 

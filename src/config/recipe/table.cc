@@ -373,7 +373,6 @@ std::vector<RecipeKey> parallel_keys() {
       parallel.key("fsdp_shard", &ParallelSpec::fsdp_shard, shard_ranks(), free),
       parallel.key("shard_gradients", &ParallelSpec::shard_gradients, any_boolean(), free),
       parallel.key("overlap", &ParallelSpec::overlap, any_boolean(), free),
-      parallel.key("tp_cp_overlap", &ParallelSpec::tp_cp_overlap, any_boolean(), free),
   };
 }
 

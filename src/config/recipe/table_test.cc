@@ -51,7 +51,7 @@ TEST(RecipeKeys, EqualTheListOfAllKeys) {
       "parallel.dispatcher parallel.dynamic_cp parallel.ep parallel.etp parallel.expert_overlap "
       "parallel.fsdp parallel.fsdp_shard parallel.layout "
       "parallel.overlap parallel.pp parallel.ranks_per_node parallel.schedule parallel.shard_gradients "
-      "parallel.sums parallel.tp parallel.tp_cp_overlap parallel.vpp "
+      "parallel.sums parallel.tp parallel.vpp "
       "precision.activations precision.compute precision.dispatch precision.keep precision.recipe precision.weight_copies "
       "precision.weight_gradients "
       "precision.weights "

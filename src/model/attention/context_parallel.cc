@@ -228,7 +228,7 @@ class DynamicContextParallel final : public ContextParallel {
 
 std::unique_ptr<ContextParallel> make_context_parallel(CpComm comm, const Mesh& mesh, ContextParallelSpec spec) {
   spec.owns_gpu = mesh.shape().world() == 1;
-  spec.overlaps = mesh.shape().tp_cp_overlap;
+  spec.overlaps = mesh.shape().cp_overlap;
   if (mesh.shape().cp == 1) return std::make_unique<NoContextParallel>(spec);
   if (mesh.shape().cp_dynamic) return std::make_unique<DynamicContextParallel>(comm, mesh, spec);
   if (comm != CpComm::hierarchical) return make_fixed(comm, mesh.group(Axis::cp), spec);

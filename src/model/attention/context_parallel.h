@@ -84,7 +84,7 @@ struct ContextParallelSpec {
   int64_t window = 0;
   float scale = 1.0f;
   GpuKernels kernels = {};                 // as in LayerContext
-  bool overlaps = false;                   // parallel.tp_cp_overlap; make_context_parallel sets it
+  bool overlaps = false;                   // MeshShape::cp_overlap; make_context_parallel sets it
   bool owns_gpu = false;                   // AttentionBwd::owns_gpu; make_context_parallel sets it
   const KvExpansion* expansion = nullptr;  // null: ranks exchange keys and values; must outlive the layer's passes
   int64_t first_head = 0;                  // index among all heads of the rank after tp

@@ -2,7 +2,7 @@
 // Layers that are split over tp all-gather the rows before they compute, and reduce-scatter their outputs. With one
 // rank nothing is moved or copied.
 //
-// With parallel.tp_cp_overlap some of these exchanges overlap with products that do not depend on them.
+// With MeshShape::tp_overlap some of these exchanges overlap with products that do not depend on them.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class RowsInFlight {
 
 class RowBlocks {
  public:
-  explicit RowBlocks(const Mesh& mesh) : tp_(mesh.group(Axis::tp)), overlaps_(mesh.shape().tp_cp_overlap) {}
+  explicit RowBlocks(const Mesh& mesh) : tp_(mesh.group(Axis::tp)), overlaps_(mesh.shape().tp_overlap) {}
   int64_t num_ranks() const { return tp_.size(); }
   int64_t rank() const { return tp_.rank(); }
   Group& group() const { return tp_; }
