@@ -315,7 +315,7 @@ std::vector<KeyText> parallel_texts() {
        "writes to the memory of the other ranks, which must be on one machine. `two_level` sends a token once to each "
        "node (`ranks_per_node`) and writes to memory inside it; on a GPU with `run.graph` each message has the size of "
        "all tokens of a rank. In training, `auto` chooses `direct` if the ranks that share experts can access each "
-       "other's memory; else, on CPUs only, `two_level` where that sends fewer bytes across nodes. Otherwise it "
+       "other's memory; else, if those of each node can, the fastest by bytes and rates (`--machine`). Otherwise it "
        "chooses `allgather` on a GPU with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else "
        "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
       {"parallel.ranks_per_node",
