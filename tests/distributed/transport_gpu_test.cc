@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstring>
-#include <random>
 #include <thread>
 
 #include "comm/gpu/cuda/sum_of_ranks.h"
@@ -14,6 +12,7 @@
 #include "comm/rank_order_sum.h"
 #include "io/testing.h"
 #include "tests/distributed/ranks.h"
+#include "tests/gpu_twin.h"
 
 namespace moebius {
 namespace {
@@ -26,48 +25,6 @@ class OnGpus : public Ranks {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Everywhere, OnGpus, ::testing::Values(1, 2, 3, 4), name_of_ranks);
-
-// Bytes on the GPU, with a copy in host memory.
-struct Twin {
-  Twin(Stream& s, const Shape& shape, DType dtype, uint64_t seed) : s_(s) {
-    Tensor t{.shape = shape, .dtype = dtype};
-    bytes_.resize(t.num_bytes());
-    memory_ = Buffer(DeviceKind::cuda, std::max<int64_t>(1, t.num_bytes()));
-    host = t;
-    host.data = bytes_.data();
-    host.device = DeviceKind::cpu;
-    gpu = t;
-    gpu.data = memory_.data();
-    gpu.device = DeviceKind::cuda;
-    fill(seed);
-    copy_to_device(s, gpu.data, host.data, host.num_bytes());
-    synchronize(s);
-  }
-  // Fills in values whose magnitudes differ so much that the order of their sum shows.
-  void fill(uint64_t seed) {
-    std::mt19937_64 random(seed);
-    for (int64_t i = 0; i < host.numel(); ++i) {
-      const int exponent = static_cast<int>(random() % 40) - 20;
-      const double x = std::ldexp(static_cast<double>(random() % 4001) - 2000, exponent);
-      if (host.dtype == DType::f32) host.ptr<float>()[i] = static_cast<float>(x);
-      if (host.dtype == DType::f64) host.ptr<double>()[i] = x;
-      if (host.dtype == DType::i64) host.ptr<int64_t>()[i] = static_cast<int64_t>(x);
-      if (host.dtype == DType::bf16) host.ptr<bf16>()[i] = to_bf16(static_cast<float>(x));
-    }
-  }
-  void expect_same(const char* what) {
-    std::vector<std::byte> got(bytes_.size());
-    copy_to_host(s_, got.data(), gpu.data, gpu.num_bytes());
-    EXPECT_TRUE(got.empty() || std::memcmp(got.data(), bytes_.data(), got.size()) == 0)
-        << what << ", " << to_string(host);
-  }
-  Tensor host, gpu;
-
- private:
-  Stream s_;
-  std::vector<std::byte> bytes_;
-  Buffer memory_;
-};
 
 struct GpuRank {
   explicit GpuRank(Transport& transport)
@@ -117,53 +74,32 @@ TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
   });
 }
 
-// Sums the rows of parts [ranks, n] level by level on the CPU, as messages between ranks would, into out [n]. Sums of
-// bf16 are f32 in between.
-void sum_over_levels(const CollectiveLevels& levels, Stream& host, const Tensor& out, const Tensor& parts) {
-  const int64_t n = out.numel();
-  std::vector<float> wide(static_cast<size_t>(parts.numel()));
-  Tensor sums = parts;
-  for (int l = 0, left = static_cast<int>(parts.dim(0)); l < levels.count(); ++l) {
-    const bool last = l + 1 == levels.count();
-    const int radix = levels.radix(l);
-    left /= radix;
-    const Tensor from = sums.view({left, radix, n});
-    Tensor to = last ? out : from;
-    if (!last && parts.dtype == DType::bf16) to = tensor_of(wide.data(), {left * n});
-    for (int i = 0; i < left; ++i) {
-      std::vector<const void*> at;
-      for (int d = 0; d < radix; ++d)
-        at.push_back(static_cast<std::byte*>(from.data) + (i * radix + d) * n * size_of(from.dtype));
-      Tensor one = to;
-      one.shape = {n};
-      one.data = static_cast<std::byte*>(to.data) + i * n * size_of(to.dtype);
-      sum_in_rank_order(host, one, at, from.dtype);
-    }
-    sums = to;
-    sums.shape = {left, n};
-  }
-}
-
-// The sum over the levels of a large group, whose parts are all on one GPU, is that of messages.
-TEST(OnGpu, SumsOfManyRanksGoOverTheLevels) {
+// The sum of the parts of many ranks, all of them on one GPU, is that of the CPU. Sums between levels turn bf16 into f32,
+// and back.
+TEST(OnGpu, SumsOfPartsAreThoseOfTheCpu) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   Accelerator gpu(0);
   ThreadPool pool{1};
   Stream s{gpu, pool}, host{DeviceKind::cpu, pool};
-  for (const int size : {2, 8, 12, 64, 100, 1024}) {
-    const CollectiveLevels levels(size);
-    for (const DType dtype : kSummed) {
-      for (const int64_t n : {1, 7, 256}) {
-        Twin parts(s, {size, n}, dtype, static_cast<uint64_t>(size + n)), out(s, {n}, dtype, 1);
-        const int64_t stride = n * size_of(dtype);
-        cuda::sum_of_ranks(gpu.native_stream(), out.gpu,
-                           {.own = static_cast<std::byte*>(parts.gpu.data) + (size - 1) * stride,
-                            .arrived = parts.gpu.data,
-                            .stride_bytes = stride,
-                            .own_rank = size - 1},
-                           levels);
-        sum_over_levels(levels, host, out.host, parts.host);
+  constexpr std::pair<DType, DType> kDtypes[] = {{DType::f32, DType::f32},  {DType::f64, DType::f64},
+                                                 {DType::i64, DType::i64},  {DType::bf16, DType::bf16},
+                                                 {DType::bf16, DType::f32}, {DType::f32, DType::bf16}};
+  for (const int size : {1, 2, 8, 11, 509}) {
+    for (const auto& [from, to] : kDtypes) {
+      for (const int64_t n : {1, 7, 256, 5000}) {
+        Twin parts(s, {size, n}, from, static_cast<uint64_t>(size + n)), out(s, {n}, to, 1);
+        const int64_t stride = n * size_of(from);
+        const RankParts on_gpu{.own = static_cast<std::byte*>(parts.gpu.data) + (size - 1) * stride,
+                               .arrived = parts.gpu.data,
+                               .stride_bytes = stride,
+                               .own_rank = size - 1,
+                               .count = size,
+                               .dtype = from};
+        cuda::sum_of_ranks(gpu.native_stream(), out.gpu, on_gpu);
+        std::vector<const void*> on_host;
+        for (int r = 0; r < size; ++r) on_host.push_back(static_cast<std::byte*>(parts.host.data) + r * stride);
+        sum_in_rank_order(host, out.host, on_host, from);
         out.expect_same("sum_of_ranks");
       }
     }
