@@ -83,9 +83,9 @@ int64_t sum_bytes(const CollectiveLevels& levels, int64_t num_elements, DType dt
 
 int64_t elements_that_fit(const CollectiveLevels& levels, int64_t wanted, DType dtype, int64_t num_bytes) {
   if (sum_bytes(levels, wanted, dtype) <= num_bytes) return wanted;
-  const bool wide = widens(levels, dtype);
-  const int64_t for_one = levels.size() * size_of(dtype) + (wide ? levels.width(0) * size_of(DType::f32) : 0);
-  const int64_t most = std::max(int64_t{0}, num_bytes - (wide ? kAlignment : 0)) / for_one;
+  const int64_t sums = widens(levels, dtype) ? levels.width(0) * size_of(DType::f32) : 0;
+  int64_t most = num_bytes / (levels.size() * size_of(dtype) + sums);
+  while (most > 0 && sum_bytes(levels, most, dtype) > num_bytes) --most;  // for the alignment
   return most < 16 ? most : most / 16 * 16;
 }
 

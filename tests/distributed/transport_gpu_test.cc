@@ -26,8 +26,11 @@ class OnGpus : public Ranks {
 };
 INSTANTIATE_TEST_SUITE_P(Everywhere, OnGpus, ::testing::Values(1, 2, 3, 4), name_of_ranks);
 
+// Returns ranks per node: with nodes of 2, sums over 4 ranks have two levels.
+std::vector<int> nodes_of(int size) { return size == 4 ? std::vector<int>{8, 2} : std::vector<int>{8}; }
+
 struct GpuRank {
-  explicit GpuRank(Transport& transport)
+  explicit GpuRank(Transport& transport, int node = 8)
       : ranks(transport),
         gpu(ranks.index()),
         links(transport, gpu, ranks),
@@ -35,7 +38,7 @@ struct GpuRank {
         size(transport.size()) {
     std::vector<int> all;
     for (int r = 0; r < size; ++r) all.push_back(r);
-    world = links.make_group("world", all, {.neighbours = true, .overlapped = true});
+    world = links.make_group("world", all, {.neighbours = true, .overlapped = true, .node = node});
     if (rank == 0) std::printf("ranks: %d, by %s\n", size, links.text().c_str());
   }
   Twin twin(const Shape& shape, DType dtype, uint64_t seed) { return Twin(s, shape, dtype, 1000 * seed + rank); }
@@ -53,22 +56,24 @@ constexpr auto kSummed = {DType::f32, DType::f64, DType::i64, DType::bf16};
 
 TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    for (const DType dtype : kSummed) {
-      for (const int64_t n : {0, 1, 7, 4099, 1 << 20}) {
-        Twin x = r.twin({n}, dtype, 1);
-        r.world->all_reduce_sum(r.s, x.gpu);
-        r.world->all_reduce_sum(r.host, x.host);
-        x.expect_same("all_reduce_sum");
-        const int64_t rows = n % 5000;
-        Twin in = r.twin({rows * r.size, 3}, dtype, 2), out = r.twin({rows, 3}, dtype, 3);
-        r.world->reduce_scatter_sum(r.s, out.gpu, in.gpu);
-        r.world->reduce_scatter_sum(r.host, out.host, in.host);
-        out.expect_same("reduce_scatter_sum");
-        const auto own = [&](const Tensor& t) { return t.rows(rows * r.rank, rows * (r.rank + 1)); };
-        r.world->reduce_scatter_sum(r.s, own(in.gpu), in.gpu);
-        r.world->reduce_scatter_sum(r.host, own(in.host), in.host);
-        in.expect_same("reduce_scatter_sum in place");
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      for (const DType dtype : kSummed) {
+        for (const int64_t n : {0, 1, 7, 4099, 1 << 20}) {
+          Twin x = r.twin({n}, dtype, 1);
+          r.world->all_reduce_sum(r.s, x.gpu);
+          r.world->all_reduce_sum(r.host, x.host);
+          x.expect_same("all_reduce_sum");
+          const int64_t rows = n % 5000;
+          Twin in = r.twin({rows * r.size, 3}, dtype, 2), out = r.twin({rows, 3}, dtype, 3);
+          r.world->reduce_scatter_sum(r.s, out.gpu, in.gpu);
+          r.world->reduce_scatter_sum(r.host, out.host, in.host);
+          out.expect_same("reduce_scatter_sum");
+          const auto own = [&](const Tensor& t) { return t.rows(rows * r.rank, rows * (r.rank + 1)); };
+          r.world->reduce_scatter_sum(r.s, own(in.gpu), in.gpu);
+          r.world->reduce_scatter_sum(r.host, own(in.host), in.host);
+          in.expect_same("reduce_scatter_sum in place");
+        }
       }
     }
   });
@@ -142,27 +147,29 @@ TEST_P(OnGpus, NcclSumsAreNearThoseOfTheCpu) {
 
 TEST_P(OnGpus, DataMovementEqualsThatOfTheCpu) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    for (const int64_t n : {0, 1, 5, 70001}) {
-      Twin in = r.twin({n}, DType::f32, 1), out = r.twin({n * r.size}, DType::f32, 2);
-      r.world->all_gather(r.s, out.gpu, in.gpu);
-      r.world->all_gather(r.host, out.host, in.host);
-      out.expect_same("all_gather");
-      for (int root = 0; root < r.size; ++root) {
-        r.world->broadcast(r.s, in.gpu, root);
-        r.world->broadcast(r.host, in.host, root);
-        in.expect_same("broadcast");
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      for (const int64_t n : {0, 1, 5, 70001}) {
+        Twin in = r.twin({n}, DType::f32, 1), out = r.twin({n * r.size}, DType::f32, 2);
+        r.world->all_gather(r.s, out.gpu, in.gpu);
+        r.world->all_gather(r.host, out.host, in.host);
+        out.expect_same("all_gather");
+        for (int root = 0; root < r.size; ++root) {
+          r.world->broadcast(r.s, in.gpu, root);
+          r.world->broadcast(r.host, in.host, root);
+          in.expect_same("broadcast");
+        }
       }
+      std::vector<int64_t> send_rows, recv_rows;
+      for (int q = 0; q < r.size; ++q) {
+        send_rows.push_back((r.rank + 2 * q + 1) % 4 * 100);
+        recv_rows.push_back((q + 2 * r.rank + 1) % 4 * 100);
+      }
+      Twin in = r.twin({1200, 3}, DType::bf16, 3), out = r.twin({1300, 3}, DType::bf16, 4);
+      r.world->all_to_all_v(r.s, {.out = out.gpu, .in = in.gpu, .recv_rows = recv_rows, .send_rows = send_rows});
+      r.world->all_to_all_v(r.host, {.out = out.host, .in = in.host, .recv_rows = recv_rows, .send_rows = send_rows});
+      out.expect_same("all_to_all_v");
     }
-    std::vector<int64_t> send_rows, recv_rows;
-    for (int q = 0; q < r.size; ++q) {
-      send_rows.push_back((r.rank + 2 * q + 1) % 4 * 100);
-      recv_rows.push_back((q + 2 * r.rank + 1) % 4 * 100);
-    }
-    Twin in = r.twin({1200, 3}, DType::bf16, 3), out = r.twin({1300, 3}, DType::bf16, 4);
-    r.world->all_to_all_v(r.s, {.out = out.gpu, .in = in.gpu, .recv_rows = recv_rows, .send_rows = send_rows});
-    r.world->all_to_all_v(r.host, {.out = out.host, .in = in.host, .recv_rows = recv_rows, .send_rows = send_rows});
-    out.expect_same("all_to_all_v");
   });
 }
 
@@ -205,43 +212,47 @@ struct Overlapped {
 
 TEST_P(OnGpus, OverlappedCollectivesGiveTheSame) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    Overlapped b(r);
-    for (int i = 0; i < 3; ++i) {
-      b.run(r.s, true);
-      b.run(r.host, false);
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      Overlapped b(r);
+      for (int i = 0; i < 3; ++i) {
+        b.run(r.s, true);
+        b.run(r.host, false);
+      }
+      b.expect_same();
     }
-    b.expect_same();
   });
 }
 
 // Captured once and then replayed, the group gives the same numbers and counts every replay.
 TEST_P(OnGpus, ReplayedGraphsGiveTheSameNumbers) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    if (!r.links.can_capture()) return;
-    Overlapped b(r);
-    const int64_t before = r.world->sent_bytes();
-    b.run(r.s, true);
-    const int64_t sent = r.world->sent_bytes() - before;
-    {
-      GraphCapture failed;
-      expect_error(ErrorKind::usage, "no graph",
-                   [&] { CudaGraph(r.gpu, failed, [] { MOEBIUS_FAIL(usage, "no graph"); }); });
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      if (!r.links.can_capture()) return;
+      Overlapped b(r);
+      const int64_t before = r.world->sent_bytes();
+      b.run(r.s, true);
+      const int64_t sent = r.world->sent_bytes() - before;
+      {
+        GraphCapture failed;
+        expect_error(ErrorKind::usage, "no graph",
+                     [&] { CudaGraph(r.gpu, failed, [] { MOEBIUS_FAIL(usage, "no graph"); }); });
+      }
+      EXPECT_EQ(r.gpu.capture(), nullptr);
+      GraphCapture capture;
+      const CudaGraph graph(r.gpu, capture, [&] { b.run(r.s, true); });
+      EXPECT_EQ(r.world->sent_bytes() - before, sent);
+      for (int i = 0; i < 2; ++i) {
+        graph.replay(r.gpu);
+        capture.replayed();
+      }
+      EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
+      synchronize(r.s);
+      EXPECT_GT(r.world->seconds(), 0);
+      for (int i = 0; i < 3; ++i) b.run(r.host, false);
+      b.expect_same();
     }
-    EXPECT_EQ(r.gpu.capture(), nullptr);
-    GraphCapture capture;
-    const CudaGraph graph(r.gpu, capture, [&] { b.run(r.s, true); });
-    EXPECT_EQ(r.world->sent_bytes() - before, sent);
-    for (int i = 0; i < 2; ++i) {
-      graph.replay(r.gpu);
-      capture.replayed();
-    }
-    EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
-    synchronize(r.s);
-    EXPECT_GT(r.world->seconds(), 0);
-    for (int i = 0; i < 3; ++i) b.run(r.host, false);
-    b.expect_same();
   });
 }
 
