@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/gpu/nccl/library.h"
 #include "core/error.h"
 #include "device/cuda/cuda.h"
 

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "comm/gpu/nccl/library.h"
-
 namespace moebius {
+
+struct NcclLibrary;
 
 const NcclLibrary& one_gpu_nccl();
 int64_t messages_of_thread();  // the messages that the calling thread has sent by it
