@@ -328,9 +328,9 @@ std::vector<KeyText> parallel_texts() {
        "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and in bf16 on GPUs "
        "Hopper's kernels, with columns in multiples of 8. Results are bitwise identical for all values."},
       {"parallel.sums",
-       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
-       "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "
-       "their own order."},
+       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, and more than 8 ranks node by "
+       "node first, with the bits of every other transport. `nccl` calls NCCL's own collectives, which choose their own "
+       "order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
        "computes it ([sharding.md](../design/sharding.md)). Results are bitwise identical "
