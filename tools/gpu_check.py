@@ -39,6 +39,7 @@ PROGRAMS = [
     ("tests_equivalence", "*OnGpu*:*OnAGpu*"),
     ("tests_golden", "Cases/Golden.*cuda*"),
     ("tests_distributed", "*Gpu*"),
+    ("tests_nccl", "*Gpu*"),
     ("tests_faults", "*OnGpu*"),
     ("tests_cli", "*Gpu*"),
 ]

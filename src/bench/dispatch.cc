@@ -6,10 +6,10 @@
 #include <set>
 
 #include "bench/check.h"
+#include "bench/dispatch_choice.h"
 #include "bench/rank_device.h"
 #include "bench/timing.h"
 #include "comm/control.h"
-#include "config/dispatcher_choice.h"
 #include "device/block_limit.h"
 #include "device/gpu_limits.h"
 #include "model/moe/direct_window.h"
@@ -45,24 +45,6 @@ BenchShape shape_of(const DispatchBenchSpec& spec, const MeshShape& mesh) {
 
 float weight_of(int64_t k, int64_t K) { return static_cast<float>(k + 1) / static_cast<float>(K); }
 
-// Returns the dispatcher that a training run has on these ranks. `auto` tests which memory they can access, and on GPUs
-// means steps that may be captured.
-DispatcherKind kind_of(const DispatchBenchSpec& spec, Stream& s, const Mesh& mesh, const BenchShape& shape) {
-  const bool on_gpu = spec.device == DeviceKind::cuda;
-  const bool is_open = spec.dispatcher == DispatcherKind::automatic && mesh.shape().world() > 1;
-  return resolve_dispatcher({.asked = spec.dispatcher,
-                             .ep = mesh.shape().ep,
-                             .etp = mesh.shape().etp,
-                             .top_k = shape.K,
-                             .num_experts = shape.E,
-                             .captures = is_open && on_gpu,
-                             .on_gpu = on_gpu,
-                             .ranks_per_node = spec.ranks_per_node,
-                             .element_bytes = kRowElement,
-                             .peers = is_open ? peer_reach(s, mesh) : PeerReach{}})
-      .kind;
-}
-
 // One rank of the bench: its tokens, their route, and the calls of its dispatcher.
 class DispatchRank {
  public:
@@ -71,7 +53,7 @@ class DispatchRank {
         device_(spec.device, world, spec.threads),
         mesh_(mesh_of(spec, world.size()), world, device_.links.get()),
         shape_(shape_of(spec, mesh_.shape())),
-        kind_(kind_of(spec, device_.stream, mesh_, shape_)),
+        kind_(dispatcher_of(spec, device_.stream, mesh_, shape_)),
         window_(make_window()),
         dispatcher_(make_dispatcher(kind_, {.num_experts = shape_.E,
                                             .top_k = shape_.K,

@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench/machine_file.h"
 #include "cli/command.h"
 #include "cli/config_checks.h"
 #include "cli/count_text.h"
@@ -31,7 +32,7 @@ namespace moebius {
 namespace {
 
 struct Options {
-  std::string recipe;
+  std::string recipe, machine;
   std::vector<std::string> overrides;
   int64_t ranks = 1, ranks_per_machine = 8;
   bool json = false, changed = false, keys = false;
@@ -154,6 +155,8 @@ void set_memory(Resolved& r, int64_t num_ranks) {
 Resolved resolve(const Options& o) {
   Resolved r{.run = load_run_spec(o.recipe, o.overrides), .ranks_per_machine = o.ranks_per_machine};
   r.run.check(o.ranks);
+  r.run.machine = o.machine;
+  set_machine_rates(r.run);
   if (r.run.device == DeviceKind::cuda) {
     const GpusFound gpus = gpus_found();
     const int64_t ranks_here = std::min(o.ranks, o.ranks_per_machine);
@@ -163,8 +166,8 @@ Resolved resolve(const Options& o) {
   }
   r.mesh = mesh_shape(r.run.parallel, o.ranks);
   r.dispatcher =
-      resolve_dispatcher(r.run, reach_on_machines(r.run.parallel, r.mesh.world(), o.ranks_per_machine,
-                                                  fmt::format("--ranks-per-machine {}", o.ranks_per_machine)));
+      dispatcher_choice(r.run, reach_on_machines(r.run.parallel, r.mesh.world(), o.ranks_per_machine,
+                                                 fmt::format("--ranks-per-machine {}", o.ranks_per_machine)));
   set_memory(r, o.ranks);
   find_most_loaded(r);
   return r;
@@ -244,6 +247,16 @@ nlohmann::ordered_json parameter_json(const RunSpec& run) {
   return {{"weight", b.weight}, {"gradient", b.gradient}, {"master", b.master}, {"state", b.state}};
 }
 
+nlohmann::ordered_json estimates_json(const ExchangeEstimates& estimates) {
+  nlohmann::ordered_json json;
+  for (const DispatcherKind kind : {DispatcherKind::allgather, DispatcherKind::alltoall, DispatcherKind::two_level}) {
+    const ExchangeEstimate& e = estimates.of(kind);
+    json[name_of(kind)] = {{"across_bytes", e.across_bytes}, {"inside_bytes", e.inside_bytes}, {"seconds", e.seconds}};
+  }
+  json["rates"] = estimates.rates;
+  return json;
+}
+
 MemoryCheck memory_check(const Resolved& r) {
   const PinnedMemory pinned = pinned_of_machine(r.mesh, r.pinned_of_stage, r.ranks_per_machine);
   std::optional<AcceleratorInfo> gpu;
@@ -292,6 +305,7 @@ void print_resolved_json(const Resolved& r) {
                                   {"edp", r.mesh.edp}}}};
   object["dispatcher"] = r.dispatcher.name;
   object["dispatcher_reason"] = r.dispatcher.reason;
+  if (r.dispatcher.estimates) object["dispatcher_estimates"] = estimates_json(*r.dispatcher.estimates);
   object["groups"] = groups_json(r.mesh);
   object["memory_bytes"] = memory_json(r.engine->plan());
   object["memory_beside_bytes"] = beside_json(r);
@@ -378,6 +392,7 @@ void add_config(Cli& cli) {
   command->add_option("--ranks", o->ranks, "number of ranks of the run")->capture_default_str();
   command->add_option("--ranks-per-machine", o->ranks_per_machine, "number of ranks that start on each machine")
       ->capture_default_str();
+  command->add_option("--machine", o->machine, kMachineOptionText);
   command->add_flag("--changed", o->changed, "print only the values that are given, not the defaults");
   command->add_flag("--keys", o->keys,
                     "print every key of a recipe and what it does, as Markdown (docs/reference/recipe.md)");

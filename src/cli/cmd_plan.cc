@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "cli/bench/machine_file.h"
 #include "cli/command.h"
 #include "cli/options.h"
 #include "config/recipe/text.h"
@@ -28,25 +29,9 @@ struct Options {
   bool has_ranks = false;  // --ranks is given, if only as its default
 };
 
-// Returns the folder that has a machine's file: `machines` of the working directory if the file is there, else the
-// first `machines` in the folders above the program.
-std::string machines_folder(const std::string& name) {
-  std::error_code ignored;
-  const std::filesystem::path here = "machines", file = name + ".toml";
-  if (std::filesystem::is_regular_file(here / file, ignored)) return here.string();
-  constexpr int kFoldersAbove = 3;  // build/moebius, and build/asan/moebius
-  auto folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
-  std::string any = here.string();  // for the error, which lists the machines of a folder
-  for (int i = 0; i < kFoldersAbove; ++i, folder = folder.parent_path()) {
-    if (std::filesystem::is_regular_file(folder / here / file, ignored)) return (folder / here).string();
-    if (!std::filesystem::is_directory(any, ignored)) any = (folder / here).string();
-  }
-  return std::filesystem::is_directory(any, ignored) ? any : here.string();
-}
-
 PlanMachine machine_of_row(const std::string& path, const FitRow& row, const std::string& name) {
   try {
-    return load_machine(name, machines_folder(name));
+    return load_named_machine(name);
   } catch (const Error& e) {
     throw Error(e.kind(), fmt::format("{}: row \"{}\": {}", path, row.name, e.what()));
   }
@@ -109,7 +94,7 @@ int run_sweep(const Options& o, const PlanMachine& machine, const Assumptions& a
 }
 
 PlanMachine machine_of(const Options& o) {
-  PlanMachine machine = load_machine(o.machine, machines_folder(o.machine));
+  PlanMachine machine = load_named_machine(o.machine);
   MOEBIUS_CHECK(usage, o.node_ranks == 0 || machine.is_gpu,
                 "--node-ranks: expected a machine of GPUs; got {}, a CPU, whose hosts have rank.threads / run.threads "
                 "ranks each; set run.threads, or leave --node-ranks out",

@@ -1,3 +1,4 @@
+#include "cli/bench/machine_file.h"
 #include "cli/command.h"
 #include "cli/config_checks.h"
 #include "cli/options.h"
@@ -14,7 +15,7 @@ namespace moebius {
 namespace {
 
 struct TrainArgs {
-  std::string recipe;
+  std::string recipe, machine;
   std::vector<std::string> overrides;
   int64_t ranks = 1;
   std::optional<double> timeout_s;
@@ -33,6 +34,8 @@ Recipe read_recipe(const TrainArgs& args, int num_ranks) {
     recipe.run = load_run_spec(args.recipe, args.overrides);
     recipe.run.check(num_ranks);
     recipe.run.check_trainable();
+    recipe.run.machine = args.machine;
+    set_machine_rates(recipe.run);
     if (recipe.run.device == DeviceKind::cuda) set_f8_kernels(recipe.run, gpus_found(), num_ranks);
   } catch (const Error&) {
     recipe.error = std::current_exception();
@@ -48,11 +51,14 @@ void check_device(const RunSpec& run) {
 
 const char* gpu_text(int num_ranks) { return num_ranks > 1 ? "on GPUs, " : "a GPU, "; }
 
-// Checks that all ranks have the same recipe before one of them begins. Datasets are compared once
-// they are open.
+// Checks that all ranks have the same recipe before one of them begins, and the same rates, by which they choose a
+// dispatcher. Datasets are compared once they are open.
 void check_same_recipe(Control& control, const RunSpec& run) {
   if (control.size() == 1) return;
   check_agree(control, {"the recipe", to_toml(run, /*with_provenance=*/false)});
+  const ExchangeRates rates = run.rates.value_or(ExchangeRates{});
+  check_agree(control, {"the machine file", fmt::format("{} {} {} {} {}", rates.across_bytes_s, rates.inside_bytes_s,
+                                                        rates.across_call_s, rates.inside_call_s, rates.source)});
 }
 
 // A step may take minutes, and the run ends after it. In a terminal a progress line may have no line break yet.
@@ -111,6 +117,7 @@ void add_train(Cli& cli) {
   command->add_option("RECIPE", args->recipe, "the recipe, a TOML file")->required();
   command->add_option("--set", args->overrides, "SECTION.KEY=VALUE, instead of the recipe's value; may be repeated")
       ->repeatable();
+  command->add_option("--machine", args->machine, kMachineOptionText);
   add_ranks_options(*command, args->ranks, args->timeout_s);
   add_example(*command, "moebius train recipes/demo.toml --set train.steps=100");
   command->callback([&cli, args] { cli.run = [&cli, args] { return train(*args, cli); }; });

@@ -53,4 +53,25 @@ int CollectiveLevels::place(int rank) const {
   return place;
 }
 
+int CollectiveLevels::rank_at(int place) const {
+  int rank = 0, stride = 1;
+  for (int l = 0; l < count(); ++l) {
+    rank += place / width(l) * stride;
+    place %= width(l);
+    stride *= radices_[l];
+  }
+  return rank;
+}
+
+std::vector<LevelStep> CollectiveLevels::steps(int rank) const {
+  std::vector<LevelStep> steps;
+  int first = 0;
+  for (int l = 0; l < count(); ++l) {
+    steps.push_back(
+        {.level = l, .digit = digit(rank, l), .members = members(rank, l), .first = first, .width = width(l)});
+    first = steps.back().begin(steps.back().digit);
+  }
+  return steps;
+}
+
 }  // namespace moebius

@@ -20,6 +20,17 @@
 
 namespace moebius {
 
+// A rank's exchange at a level. The member with digit d has the places [begin(d), begin(d) + width) of the slices: a
+// sum gives it their sums, and a gather has them from it.
+struct LevelStep {
+  int level = 0;
+  int digit = 0;             // this rank's: its index in members
+  std::vector<int> members;  // ranks of the group, by digit
+  int first = 0, width = 0;
+  int radix() const { return static_cast<int>(members.size()); }
+  int begin(int d) const { return first + d * width; }
+};
+
 class CollectiveLevels {
  public:
   static constexpr int kMaxRadix = 8;  // maximum ranks that exchange at a level
@@ -42,8 +53,11 @@ class CollectiveLevels {
   // Returns the position of a rank's slice in a tensor of n slices, chosen so that the slices that two ranks exchange
   // are contiguous: d_0 n / r_0 + d_1 n / (r_0 r_1) + ... With one level it is the rank.
   int place(int rank) const;
+  int rank_at(int place) const;  // the rank whose place it is
   // Returns the number of slices that two ranks exchange at a level: n / (r_0 ... r_level).
   int width(int level) const;
+  // Returns the exchanges of a sum, from level 0 up. Those of a gather are the same in reverse.
+  std::vector<LevelStep> steps(int rank) const;
 
  private:
   int size_;

@@ -80,6 +80,7 @@ MessageGroup::MessageGroup(Transport& transport, MessageGroupSpec spec)
   MOEBIUS_CHECK(usage, found != ranks().end(), "group {}: rank {} makes it, so it must be one of its {}", name(),
                 transport.rank(), counted(size(), "rank"));
   rank_ = static_cast<int>(found - ranks().begin());
+  steps_ = levels_.steps(rank_);
 }
 
 // --- collectives ----------------------------------------------------------------------------------------------------
@@ -94,8 +95,10 @@ void MessageGroup::all_reduce_sum(Stream& s, Tensor x) {
   const Tensor x_N = x.view({x.numel()});
   for (int64_t at = 0; at < x_N.numel(); at += piece) {
     const Tensor piece_N = x_N.rows(at, std::min(at + piece, x_N.numel()));
-    sum_over_levels(s, slice_of(piece_N, levels_.place(rank_), size()), piece_N, record);
-    gather_over_levels(piece_N, record);
+    const LevelCalls calls = this->calls(s, record);
+    sum_over_levels(calls, steps_, slice_of(piece_N, levels_.place(rank_), size()), piece_N,
+                    memory_for(x.dtype, piece_N.numel()));
+    gather_over_levels(calls, steps_, piece_N);
   }
   transport_.recorder().end(record);
 }
@@ -115,13 +118,15 @@ void MessageGroup::reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t reco
   const int64_t own_size = out.numel();
   const int64_t piece = std::max(int64_t{1}, kSumPiece * std::min(size(), CollectiveLevels::kMaxRadix) / size());
   const Tensor in_N = in.view({in.numel()}), out_N = out.view({own_size});
+  const LevelCalls calls = this->calls(s, record);
   for (int64_t at = 0; at < own_size; at += piece) {
     const int64_t end = std::min(at + piece, own_size);
     const auto part = [&](int r) { return in_N.rows(r * own_size + at, r * own_size + end); };
+    const LevelMemory memory = memory_for(in.dtype, (end - at) * size());
     if (levels_.is_direct()) {
       Spans to;
       for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
-      sum_exchange_at(0, s, out_N.rows(at, end), in.dtype, to, record);
+      sum_at_level(calls, steps_[0], out_N.rows(at, end), in.dtype, to, memory.first);
       continue;
     }
     const Tensor x_N = packed(in.dtype, end - at);
@@ -129,7 +134,7 @@ void MessageGroup::reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t reco
       const Tensor slice = slice_of(x_N, levels_.place(r), size());
       std::memcpy(slice.data, part(r).data, slice.num_bytes());
     }
-    sum_over_levels(s, out_N.rows(at, end), x_N, record);
+    sum_over_levels(calls, steps_, out_N.rows(at, end), x_N, memory);
   }
 }
 
@@ -153,7 +158,7 @@ void MessageGroup::gather(Tensor out, Tensor in, int64_t record) {
     const int64_t bytes = std::min(piece, own_bytes - at);
     const Tensor x_N = packed(DType::u8, bytes);
     std::memcpy(slice_of(x_N, levels_.place(rank_), size()).data, from + at, bytes);
-    gather_over_levels(x_N, record);
+    gather_over_levels({.exchange = exchange_and_wait(record)}, steps_, x_N);
     for (int r = 0; r < size(); ++r)
       std::memcpy(to + r * own_bytes + at, slice_of(x_N, levels_.place(r), size()).data, bytes);
   }
@@ -169,31 +174,19 @@ void MessageGroup::all_to_all_v(Stream& s, const AllToAllV& a) {
   transport_.recorder().end(record);
 }
 
-// Goes from the top level down. Before a level, x is on the ranks whose lower digits, up to that of the level, equal
-// the root's.
 void MessageGroup::broadcast(Stream& s, Tensor x, int root) {
   check_member(*this, "broadcast: root", root);
   if (!moves("broadcast", s, {x})) return;
   const Timed timed(seconds_);
   const int64_t record = begin("broadcast", x);
-  for (int level = levels_.count() - 1; level >= 0; --level) {
-    bool takes_part = true;
-    for (int l = 0; l < level; ++l) takes_part = takes_part && levels_.digit(rank_, l) == levels_.digit(root, l);
-    if (!takes_part) continue;
-    const int sender = levels_.digit(root, level);
-    Spans to(levels_.radix(level)), from(levels_.radix(level));
-    from[sender] = span_of(x);
-    if (levels_.digit(rank_, level) == sender) to.assign(to.size(), span_of(x));
-    // The sender gets empty messages, so that it notices a missing rank here.
-    exchange_at(level, to, from, record);
-  }
+  broadcast_over_levels({.exchange = exchange_and_wait(record)}, levels_, rank_, root, x);
   transport_.recorder().end(record);
 }
 
 void MessageGroup::barrier() {
   const int64_t record = begin("barrier", Tensor{.dtype = DType::u8});
-  for (int level = 0; level < levels_.count(); ++level)
-    exchange_at(level, Spans(levels_.radix(level)), Spans(levels_.radix(level)), record);
+  const auto exchange = exchange_and_wait(record);
+  for (const LevelStep& step : steps_) exchange(step, Spans(step.radix()), Spans(step.radix()));
   transport_.recorder().end(record);
 }
 
@@ -291,62 +284,28 @@ void MessageGroup::exchange(const Spans& to, const Spans& from, int64_t record) 
   transport_.wait(begin_exchange(everyone_, to, from), record);
 }
 
-void MessageGroup::exchange_at(int level, const Spans& to, const Spans& from, int64_t record) {
-  transport_.wait(begin_exchange(levels_.members(rank_, level), to, from), record);
+std::function<void(const LevelStep&, const Spans&, const Spans&)> MessageGroup::exchange_and_wait(int64_t record) {
+  return [this, record](const LevelStep& step, const Spans& to, const Spans& from) {
+    transport_.wait(begin_exchange(step.members, to, from), record);
+  };
 }
 
-void MessageGroup::sum_exchange_at(int level, Stream& s, Tensor own, DType dtype, Spans to, int64_t record) {
-  const int radix = levels_.radix(level), digit = levels_.digit(rank_, level);
-  const int64_t bytes = own.numel() * size_of(dtype);
-  if (arrived_.num_bytes() < bytes * radix) arrived_ = Buffer(DeviceKind::cpu, bytes * radix);
-  Spans from;
-  for (int m = 0; m < radix; ++m)
-    from.push_back({.data = static_cast<std::byte*>(arrived_.data()) + m * bytes, .num_bytes = bytes});
-  from[digit] = to[digit];
-  exchange_at(level, to, from, record);
-  std::vector<const void*> parts;
-  for (const Span& part : from) parts.push_back(part.data);
-  sum_in_rank_order(s, own, parts, dtype);
+LevelCalls MessageGroup::calls(Stream& s, int64_t record) {
+  const auto sum = [s](const Tensor& out, const RankParts& parts) mutable {
+    std::vector<const void*> all;
+    for (int r = 0; r < parts.count; ++r) all.push_back(parts.at(r));
+    sum_in_rank_order(s, out, all, parts.dtype);
+  };
+  return {.exchange = exchange_and_wait(record), .sum = sum};
 }
 
-void MessageGroup::sum_over_levels(Stream& s, Tensor own, const Tensor& x_N, int64_t record) {
-  Tensor sums_N = x_N;  // the slices that this rank still sums
-  int first = 0;        // the place of the first of them
-  for (int level = 0; level < levels_.count(); ++level) {
-    const int width = levels_.width(level), from = first;
-    const auto begin_of = [&](int place) { return x_N.numel() * place / size() - x_N.numel() * from / size(); };
-    const auto part = [&](int digit) {
-      return sums_N.rows(begin_of(from + digit * width), begin_of(from + (digit + 1) * width));
-    };
-    Spans to;
-    for (int digit = 0; digit < levels_.radix(level); ++digit) to.push_back(span_of(part(digit)));
-    Tensor out = part(levels_.digit(rank_, level));
-    const DType dtype = sums_N.dtype;
-    if (level + 1 == levels_.count()) {
-      out = own;
-    } else if (dtype == DType::bf16) {
-      const int64_t bytes = out.numel() * size_of(DType::f32);
-      if (sums_.num_bytes() < bytes) sums_ = Buffer(DeviceKind::cpu, bytes);
-      out = tensor_of(static_cast<float*>(sums_.data()), {out.numel()});
-    }
-    sum_exchange_at(level, s, out, dtype, to, record);
-    sums_N = out;
-    first += levels_.digit(rank_, level) * width;
-  }
-}
-
-void MessageGroup::gather_over_levels(const Tensor& x_N, int64_t record) {
-  int first = levels_.place(rank_);  // the place of the first slice that this rank has
-  for (int level = levels_.count() - 1; level >= 0; --level) {
-    const int width = levels_.width(level), begin = first - levels_.digit(rank_, level) * width;
-    const auto part = [&](int place) {
-      return span_of(x_N.rows(x_N.numel() * place / size(), x_N.numel() * (place + width) / size()));
-    };
-    Spans from;
-    for (int digit = 0; digit < levels_.radix(level); ++digit) from.push_back(part(begin + digit * width));
-    exchange_at(level, Spans(from.size(), part(first)), from, record);
-    first = begin;
-  }
+LevelMemory MessageGroup::memory_for(DType dtype, int64_t num_elements) {
+  const OfLevels<int64_t> bytes = level_bytes(levels_, num_elements, dtype);
+  const int64_t arrived = std::max(bytes.first, bytes.above);
+  if (arrived_.num_bytes() < arrived) arrived_ = Buffer(DeviceKind::cpu, arrived);
+  if (sums_.num_bytes() < bytes.sums) sums_ = Buffer(DeviceKind::cpu, bytes.sums);
+  auto* const at = static_cast<std::byte*>(arrived_.data());
+  return {.first = at, .above = at, .sums = static_cast<std::byte*>(sums_.data())};
 }
 
 Tensor MessageGroup::packed(DType dtype, int64_t num_elements) {

@@ -8,13 +8,12 @@
 //   all_gather          the second half: the results are exchanged
 //
 // In a group of at most 8 ranks a half is one exchange between all ranks. In a larger group it is an exchange on each
-// level (comm/collective_levels.h). all_to_all_v is always one exchange. With several levels, the collectives of
+// level (comm/level_collectives.h). all_to_all_v is always one exchange. With several levels, the collectives of
 // start_* run in wait(), and do not overlap.
 #pragma once
 
-#include "comm/collective_levels.h"
 #include "comm/group_cost.h"
-#include "comm/rank_parts.h"
+#include "comm/level_collectives.h"
 #include "comm/transport/transport.h"
 
 namespace moebius {
@@ -59,16 +58,12 @@ class MessageGroup final : public Group {
   // Starts to send to[i] to rank members[i] and to receive from[i] from it, for each i. This rank's own part is copied.
   // REQUIRES: this rank is a member.
   Messages begin_exchange(std::span<const int> members, const Spans& to, const Spans& from);
-  // Exchange between all ranks of the group, or between those of one level, and wait for it.
-  void exchange(const Spans& to, const Spans& from, int64_t record);
-  void exchange_at(int level, const Spans& to, const Spans& from, int64_t record);
-  // Computes own = the sum over the members of their parts for this rank, which `to` holds for each of them.
-  // The parts have `dtype`. own may be this rank's part.
-  void sum_exchange_at(int level, Stream& s, Tensor own, DType dtype, Spans to, int64_t record);
-  // x_N has a slice for each rank, in the order of CollectiveLevels::place; it is overwritten. sum_over_levels()
-  // computes own = the sum over the ranks of this rank's slice; gather_over_levels() gathers the slices of all ranks.
-  void sum_over_levels(Stream& s, Tensor own, const Tensor& x_N, int64_t record);
-  void gather_over_levels(const Tensor& x_N, int64_t record);
+  void exchange(const Spans& to, const Spans& from, int64_t record);  // between all ranks of the group
+  // Returns a call that exchanges between the members of a level, and waits for it.
+  std::function<void(const LevelStep&, const Spans& to, const Spans& from)> exchange_and_wait(int64_t record);
+  LevelCalls calls(Stream& s, int64_t record);  // such exchanges, and sums on s
+  // Returns memory for a sum of num_elements of each rank.
+  LevelMemory memory_for(DType dtype, int64_t num_elements);
   void reduce_scatter(Stream& s, Tensor out, Tensor in, int64_t record);
   void gather(Tensor out, Tensor in, int64_t record);
   // Returns memory for a slice of num_elements of each rank, in the order of place().
@@ -84,7 +79,8 @@ class MessageGroup final : public Group {
   Transport& transport_;
   MessageGroupSpec spec_;
   CollectiveLevels levels_;
-  std::vector<int> everyone_;  // 0, 1, ..., size() - 1
+  std::vector<LevelStep> steps_;  // of this rank
+  std::vector<int> everyone_;     // 0, 1, ..., size() - 1
   int rank_ = 0;
   int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0, sent_messages_ = 0;
   double seconds_ = 0;

@@ -5,11 +5,12 @@
 
 #include "comm/gpu/gpu_identity.h"
 #include "comm/machine.h"
+#include "device/out_of_memory.h"
 
 namespace moebius {
 namespace {
 
-constexpr int64_t kTriedBytes = int64_t{2} << 20;  // CUDA shares whole pages of this size with other processes
+constexpr int64_t kMinTriedBytes = int64_t{2} << 20;  // CUDA shares whole pages of this size with other processes
 
 // Each rank sends this to all others before it sends handles. Texts are padded with zeros.
 struct Introduction {
@@ -61,6 +62,14 @@ std::string open(PeerMemory& memory, const PeerHandle& handle) {
     return "";
   } catch (const Error& e) {
     return e.what();
+  }
+}
+
+PeerMemory tried_memory(DeviceKind device, int64_t num_bytes) {
+  try {
+    return PeerMemory(device, std::max(num_bytes, kMinTriedBytes));
+  } catch (const OutOfMemory&) {
+    return PeerMemory(device, kMinTriedBytes);
   }
 }
 
@@ -121,11 +130,11 @@ PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& windo
   return pages;
 }
 
-std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
+std::string why_no_peer_access(Stream& s, Group& group, Group& world, int64_t num_bytes) {
   PeerMemory memory;
   Answer answer;
   try {
-    memory = PeerMemory(s.device(), kTriedBytes);
+    memory = tried_memory(s.device(), num_bytes);
   } catch (const Error& e) {
     if (e.kind() != ErrorKind::usage) throw;
     put(answer.why, fmt::format("{} cannot make memory for other ranks: {}", group.rank_name(group.rank()), e.what()));
@@ -133,7 +142,7 @@ std::string why_no_peer_access(Stream& s, Group& group, Group& world) {
   const std::string unmade = first_of(gathered(group, answer));
   put(answer.why, unmade);
   if (unmade.empty()) {
-    const Tensor window{.data = memory.data(), .shape = {kTriedBytes}, .dtype = DType::u8, .device = s.device()};
+    const Tensor window{.data = memory.data(), .shape = {kMinTriedBytes}, .dtype = DType::u8, .device = s.device()};
     const PeerPages pages = open_peers(group, memory, window);
     put(answer.why, pages.why_no_access.empty() ? missing_marks_text(s, group, pages) : pages.why_no_access);
   }

@@ -21,10 +21,11 @@ struct PeerPages {
 // of its memory.
 PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& window);
 
-// Tests one-sided access with a little memory of the stream's device: every rank writes to all others of its group.
+// Tests one-sided access with num_bytes of the stream's device: every rank maps the memory of all others of its group,
+// and writes a number to it. The memory is that of a run's window, since limits may allow a small one alone.
 // Returns the reason of the failure in the first group of the world that has one; empty if it worked everywhere. A
-// rank that cannot make memory for the test is a failure too. All ranks of the world call it together, and get the
-// same text.
-std::string why_no_peer_access(Stream& s, Group& group, Group& world);
+// rank that cannot make memory for the test is a failure too, unless its device lacks it: then little memory is tested,
+// and the run reports the lack. All ranks of the world call it together, and get the same text.
+std::string why_no_peer_access(Stream& s, Group& group, Group& world, int64_t num_bytes = 0);
 
 }  // namespace moebius

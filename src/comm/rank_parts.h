@@ -1,4 +1,4 @@
-// Functions that cut tensors into the parts that each rank of a group sends, gets or keeps.
+// Parts of tensors: those that each rank of a group sends, gets or keeps, and those that a rank sums.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,19 @@ struct Span {
   int64_t num_bytes = 0;
 };
 using Spans = std::vector<Span>;  // one per rank
+
+// The parts of `count` ranks that one of them sums, in the order of their indices: its own, and those that arrived,
+// stride_bytes apart.
+struct RankParts {
+  const void* own = nullptr;
+  const void* arrived = nullptr;  // begins with the part of index 0; the place of own_rank is not read
+  int64_t stride_bytes = 0;
+  int own_rank = 0, count = 1;
+  DType dtype = DType::f32;
+  const void* at(int rank) const {
+    return rank == own_rank ? own : static_cast<const std::byte*>(arrived) + rank * stride_bytes;
+  }
+};
 
 inline Span span_of(const Tensor& x) { return {static_cast<std::byte*>(x.data), x.num_bytes()}; }
 

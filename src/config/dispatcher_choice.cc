@@ -40,23 +40,43 @@ std::string rows_text(const DispatcherChoiceInputs& q) {
                      rows.direct, rows.allgather, rows.alltoall);
 }
 
-double bytes_across_nodes(const DispatcherChoiceInputs& q, DispatcherKind kind) {
-  const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
-  return kind == DispatcherKind::allgather ? bytes.allgather : bytes.alltoall;
+const char* spoken_name(DispatcherKind kind) {
+  if (kind == DispatcherKind::allgather) return "all-gather";
+  return kind == DispatcherKind::alltoall ? "all-to-all" : "two-level";
 }
 
-// Returns two-level if it is possible and sends fewer bytes across nodes than `choice`.
-DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const DispatcherChoice& choice) {
-  const bool can_be = q.peers.in_nodes && !q.on_gpu && q.num_experts > 0 && has_nodes(q.ep, q.etp, q.ranks_per_node);
-  if (!can_be || even_bytes_across_nodes(q).two_level >= bytes_across_nodes(q, choice.kind)) return choice;
-  const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
-  return {DispatcherKind::two_level, "two_level",
-          fmt::format(
-              "chosen by \"auto\" because the ranks that share experts are on {} nodes of {} "
-              "(parallel.ranks_per_node), and a token is sent once to each node: {:.3g} bytes across nodes for each "
-              "column of a token in a layer's step with balanced routing, {:.3g} with all-gather, {:.3g} with "
-              "all-to-all",
-              q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, bytes.two_level, bytes.allgather, bytes.alltoall)};
+std::string estimate_text(DispatcherKind kind, const ExchangeEstimate& e) {
+  return fmt::format("{} {:.3g} ms ({:.4g} MB across nodes and {:.4g} MB inside)", spoken_name(kind), e.seconds * 1e3,
+                     e.across_bytes / 1e6, e.inside_bytes / 1e6);
+}
+
+// Returns the choice for ranks that reach the memory of their nodes: the fastest by the estimates, or `by_rules`.
+DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const DispatcherChoice& by_rules) {
+  using enum DispatcherKind;
+  const ExchangeEstimates& all = *q.estimates;
+  DispatcherKind fastest = by_rules.kind;
+  std::string others;
+  for (const DispatcherKind kind : {two_level, allgather, alltoall}) {
+    if (kind == alltoall && q.captures) continue;
+    if (all.of(kind).seconds < all.of(fastest).seconds) fastest = kind;
+  }
+  const double gain = all.of(by_rules.kind).seconds / all.of(fastest).seconds;
+  const DispatcherKind kind = gain >= kMinGain ? fastest : by_rules.kind;
+  for (const DispatcherKind other : {two_level, allgather, alltoall})
+    if (other != kind && !(other == alltoall && q.captures))
+      others += (others.empty() ? "" : ", ") + estimate_text(other, all.of(other));
+  const std::string why = kind == fastest
+                              ? "is predicted to be the fastest"
+                              : fmt::format("is chosen by bytes, and {} is predicted to be only {:.3g} times as fast",
+                                            spoken_name(fastest), gain);
+  return {.kind = kind,
+          .name = name_of(kind),
+          .reason = fmt::format("chosen by \"auto\" because the ranks that share experts are on {} nodes of {} "
+                                "(parallel.ranks_per_node), where it {}: rows of a layer and micro-batch take {}, "
+                                "with {}; rates: {}",
+                                q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, why,
+                                estimate_text(kind, all.of(kind)), others, all.rates),
+          .estimates = all};
 }
 
 DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {
@@ -66,7 +86,8 @@ DispatcherChoice automatic_choice(const DispatcherChoiceInputs& q) {
                         "experts, which sends the least{}",
                         q.peers.why, rows_text(q))};
   }
-  DispatcherChoice choice = choice_in_nodes(q, choice_by_messages(q));
+  DispatcherChoice choice = choice_by_messages(q);
+  if (q.peers.in_nodes && q.estimates) choice = choice_in_nodes(q, choice);
   if (!q.peers.why.empty() && choice.kind != DispatcherKind::two_level)
     choice.reason += fmt::format("; direct would send the least, but {}", q.peers.why);
   return choice;
@@ -110,14 +131,9 @@ RowsOfToken even_rows_of_token(int64_t num_experts, int64_t top_k, int64_t ep, i
           .direct = (W - 1) * chance_of_part(num_experts, top_k, ep)};
 }
 
-BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q) {
-  constexpr double kSumBytes = 4;
-  const int64_t nodes = q.ep * q.etp / q.ranks_per_node;
-  const double others = static_cast<double>(nodes - 1), b = q.element_bytes;
-  const double of_node = others * (3 * b + 2 * kSumBytes);
-  return {.allgather = of_node,
-          .alltoall = 5 * b * static_cast<double>(q.top_k * q.etp) * others / static_cast<double>(nodes),
-          .two_level = of_node * chance_of_part(q.num_experts, q.top_k, nodes)};
+const ExchangeEstimate& ExchangeEstimates::of(DispatcherKind kind) const {
+  if (kind == DispatcherKind::allgather) return allgather;
+  return kind == DispatcherKind::alltoall ? alltoall : two_level;
 }
 
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node) {
@@ -160,20 +176,22 @@ PeerReach reach_on_machines(const ParallelSpec& p, int64_t ranks, int64_t ranks_
   return peers;
 }
 
-DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) {
+DispatcherChoiceInputs dispatcher_inputs(const RunSpec& run, const PeerReach& peers) {
   const auto from = run.provenance.find("parallel.dispatcher");
-  return resolve_dispatcher({.asked = run.parallel.dispatcher,
-                             .ep = run.parallel.ep,
-                             .etp = run.parallel.etp,
-                             .top_k = run.model.top_k,
-                             .num_experts = run.model.num_experts,
-                             .has_moe_layers = run.model.num_moe_layers() > 0,
-                             .captures = run.device == DeviceKind::cuda && run.graph,
-                             .on_gpu = run.device == DeviceKind::cuda,
-                             .ranks_per_node = run.parallel.ranks_per_node,
-                             .element_bytes = static_cast<double>(size_of(run.precision.compute)),
-                             .peers = peers,
-                             .origin = from == run.provenance.end() ? "" : fmt::format(" [{}]", from->second)});
+  return {.asked = run.parallel.dispatcher,
+          .ep = run.parallel.ep,
+          .etp = run.parallel.etp,
+          .top_k = run.model.top_k,
+          .num_experts = run.model.num_experts,
+          .has_moe_layers = run.model.num_moe_layers() > 0,
+          .captures = run.device == DeviceKind::cuda && run.graph,
+          .ranks_per_node = run.parallel.ranks_per_node,
+          .peers = peers,
+          .origin = from == run.provenance.end() ? "" : fmt::format(" [{}]", from->second)};
+}
+
+DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) {
+  return resolve_dispatcher(dispatcher_inputs(run, peers));
 }
 
 const char* name_of(DispatcherKind kind) {

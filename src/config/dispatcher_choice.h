@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "config/parallel_spec.h"
@@ -21,6 +22,20 @@ struct PeerReach {
   bool in_nodes = false;
 };
 
+// The exchange of rows of an MoE layer in a training step of one micro-batch, with balanced routing: the bytes that a
+// rank sends to ranks of other nodes and of its own, and the predicted time.
+struct ExchangeEstimate {
+  double across_bytes = 0, inside_bytes = 0, seconds = 0;
+};
+
+// The estimates for ranks of etp x ep on several whole nodes (model/moe/exchange_estimate.h).
+struct ExchangeEstimates {
+  ExchangeEstimate allgather, alltoall, two_level;
+  std::string rates;  // a clause: the rates of the links, and their source
+  // REQUIRES: one of these three.
+  const ExchangeEstimate& of(DispatcherKind kind) const;
+};
+
 // All inputs of the choice.
 struct DispatcherChoiceInputs {
   DispatcherKind asked = DispatcherKind::automatic;  // parallel.dispatcher
@@ -29,11 +44,11 @@ struct DispatcherChoiceInputs {
   int64_t num_experts = 0;     // experts of a layer; 0: not known, and the reason does not count rows
   bool has_moe_layers = true;  // false: nothing is dispatched
   bool captures = false;       // the steps may be captured in CUDA graphs
-  bool on_gpu = false;         // the ranks have GPUs
   int64_t ranks_per_node = 8;  // parallel.ranks_per_node
-  double element_bytes = 4;    // bytes of an element of a row
   PeerReach peers = {};        // which memory the ranks of etp x ep can access
-  std::string origin;          // the end of the error's message: where the key was set
+  // They are read if the ranks of each node, and not all ranks, access each other's memory.
+  std::optional<ExchangeEstimates> estimates = {};
+  std::string origin;  // the end of the error's message: where the key was set
 };
 
 // Rows of a token that leave its rank in each direction, with balanced routing. W = ETP EP ranks share the E
@@ -55,17 +70,6 @@ double chance_of_part(int64_t num_experts, int64_t top_k, int64_t parts, bool ro
 // no places are computed from counts. num_groups: n_group; it is false where tokens choose among groups of experts.
 bool sends_all_tokens(int64_t num_experts, int64_t top_k, int64_t ep, int64_t num_groups, bool round_robin = false);
 
-// Bytes that cross nodes for each column of a token in a layer's step, with balanced routing: x twice and dy
-// to the experts, y and dx back. b is element_bytes, and the ranks are on M nodes. Sums of nodes are f32.
-//   all-gather   (M - 1) (3 b + 8)
-//   all-to-all   5 b K ETP (M - 1) / M
-//   two-level    (M - 1) (3 b + 8) (1 - C(E - E/M, K) / C(E, K))
-// In f32, b = 4, the last are 20 bytes for each node with any of a token's experts.
-struct BytesAcrossNodes {
-  double allgather = 0, alltoall = 0, two_level = 0;
-};
-BytesAcrossNodes even_bytes_across_nodes(const DispatcherChoiceInputs& q);
-
 // Returns whether two-level is possible: the ranks of etp x ep are on two or more whole nodes, and each ep rank
 // is on one.
 bool has_nodes(int64_t ep, int64_t etp, int64_t ranks_per_node);
@@ -76,19 +80,23 @@ struct DispatcherChoice {
   // The MoE layers are built with this: allgather, alltoall, direct or two_level. If nothing is dispatched, it
   // is what was asked for.
   DispatcherKind kind = DispatcherKind::automatic;
-  std::string name;    // "none", "local", "allgather", "alltoall", "direct" or "two_level"
-  std::string reason;  // a clause, as in "parallel.dispatcher asks for it"
+  std::string name;                                 // "none", "local", "allgather", "alltoall", "direct" or "two_level"
+  std::string reason;                               // a clause, as in "parallel.dispatcher asks for it"
+  std::optional<ExchangeEstimates> estimates = {};  // those that were compared
 };
+inline constexpr double kMinGain = 1.1;
 
 // Returns the choice. The first rule that applies decides:
 //   no MoE layer             none
 //   ep * etp = 1             local, whatever was asked for
 //   asked for by name        that one
 //   peers have access        direct, which sends the least
-//   peers of a node have it  on CPUs two_level, where it sends fewer bytes across nodes than what follows
-//   steps may be captured    allgather, since no count may be read back
-//   ep <= top_k              allgather, since it sends no more than all-to-all
-//   else                     alltoall
+//   steps may be captured    all-gather, since no count may be read back
+//   ep <= top_k              all-gather, since it sends no more than all-to-all
+//   else                     all-to-all
+// If peers of a node have access, and there are estimates, the last three give way to the dispatcher with the shortest
+// predicted time, of two-level, all-gather, and all-to-all where steps are not captured. It must be kMinGain times as
+// fast as the rules' choice, since predictions are not exact.
 // Throws Error{usage} if all-to-all is asked for by name and the steps may be captured, or two-level without nodes.
 DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 
@@ -97,7 +105,9 @@ DispatcherChoice resolve_dispatcher(const DispatcherChoiceInputs& q);
 PeerReach reach_on_machines(const ParallelSpec& parallel, int64_t ranks, int64_t ranks_per_machine,
                             const std::string& source);
 
-// Returns the choice for training this run. A run on a GPU with run.graph may capture its steps.
+// Returns the inputs for training this run, without estimates. A run on a GPU with run.graph may capture its steps.
+DispatcherChoiceInputs dispatcher_inputs(const RunSpec& run, const PeerReach& peers = {});
+// Returns the choice for these.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
 // "auto", "allgather", "alltoall", "direct", "two_level": the values of parallel.dispatcher.

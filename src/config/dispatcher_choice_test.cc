@@ -97,15 +97,8 @@ TEST(DispatcherChoice, RowsOfATokenAreThoseOfTheFormulas) {
 }
 
 // A token chooses 8 of 128 experts, and a node has 64: a share of C(64, 8) / C(128, 8) chooses none of them.
-TEST(DispatcherChoice, BytesAcrossNodesAreThoseOfTheFormulas) {
-  const DispatcherChoiceInputs q{
-      .ep = 16, .top_k = 8, .num_experts = 128, .ranks_per_node = 8, .element_bytes = 2, .peers = {.in_nodes = true}};
-  const double hit = chance_of_part(128, 8, 2);
-  EXPECT_NEAR(1 - hit, 4426165368.0 / 1429702652400.0, 1e-9);
-  const BytesAcrossNodes bytes = even_bytes_across_nodes(q);
-  EXPECT_DOUBLE_EQ(bytes.allgather, 3 * 2 + 2 * 4);
-  EXPECT_DOUBLE_EQ(bytes.alltoall, 5 * 2 * 8 / 2.0);
-  EXPECT_DOUBLE_EQ(bytes.two_level, 14 * hit);
+TEST(DispatcherChoice, TheChanceOfAPartIsThatOfTheFormula) {
+  EXPECT_NEAR(1 - chance_of_part(128, 8, 2), 4426165368.0 / 1429702652400.0, 1e-9);
   EXPECT_DOUBLE_EQ(chance_of_part(4, 3, 2), 1);  // more experts than a part leaves
 }
 
@@ -127,41 +120,74 @@ TEST(DispatcherChoice, AllTokensAreSentWhereNearlyAllRanksNeedThem) {
   EXPECT_FALSE(sends_all_tokens(8, 8, 1, /*num_groups=*/1));
 }
 
-TEST(DispatcherChoice, AutoIsTwoLevelWhereItSendsLessAcrossNodes) {
-  const DispatcherChoiceInputs q{.ep = 16,
-                                 .top_k = 8,
-                                 .num_experts = 128,
-                                 .element_bytes = 2,
-                                 .peers = {.why = "they are apart", .in_nodes = true}};
-  EXPECT_EQ(resolve_dispatcher(q).kind, DispatcherKind::two_level);
-  EXPECT_EQ(resolve_dispatcher(q).name, "two_level");
-  EXPECT_EQ(
-      resolve_dispatcher(q).reason,
-      "chosen by \"auto\" because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), and "
-      "a token is sent once to each node: 14 bytes across nodes for each column of a token in a layer's step with "
-      "balanced routing, 14 with all-gather, 40 with all-to-all");
-  const auto with = [&](auto&& change) {
-    DispatcherChoiceInputs changed = q;
+DispatcherChoiceInputs in_nodes() {
+  return {.ep = 16,
+          .top_k = 8,
+          .num_experts = 128,
+          .peers = {.why = "they are apart", .in_nodes = true},
+          .estimates = ExchangeEstimates{.allgather = {.across_bytes = 4e6, .inside_bytes = 30e6, .seconds = 3e-3},
+                                         .alltoall = {.across_bytes = 9e6, .inside_bytes = 8e6, .seconds = 5e-3},
+                                         .two_level = {.across_bytes = 4e6, .inside_bytes = 20e6, .seconds = 2e-3},
+                                         .rates = "40 GB/s across nodes"}};
+}
+
+TEST(DispatcherChoice, AutoIsTheFastestWhereRanksReachTheirNodes) {
+  const DispatcherChoice choice = resolve_dispatcher(in_nodes());
+  EXPECT_EQ(choice.kind, DispatcherKind::two_level);
+  EXPECT_EQ(choice.name, "two_level");
+  EXPECT_EQ(choice.estimates.value().two_level.seconds, 2e-3);
+  EXPECT_EQ(choice.reason,
+            "chosen by \"auto\" because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), "
+            "where it is predicted to be the fastest: rows of a layer and micro-batch take two-level 2 ms (4 MB across "
+            "nodes and 20 MB inside), with all-gather 3 ms (4 MB across nodes and 30 MB inside), all-to-all 5 ms (9 MB "
+            "across nodes and 8 MB inside); rates: 40 GB/s across nodes");
+  const auto with = [](auto&& change) {
+    DispatcherChoiceInputs changed = in_nodes();
     change(changed);
     return resolve_dispatcher(changed).kind;
   };
-  EXPECT_EQ(with([](auto& c) { c.top_k = 1; }), DispatcherKind::alltoall);  // f32 sums of bf16 rows are larger
-  EXPECT_EQ(with([](auto& c) { c.top_k = 1, c.element_bytes = 4; }), DispatcherKind::alltoall);  // as many bytes
-  EXPECT_EQ(with([](auto& c) { c.peers.in_nodes = false; }), DispatcherKind::alltoall);
-  EXPECT_EQ(with([](auto& c) { c.on_gpu = true; }), DispatcherKind::alltoall);
-  EXPECT_EQ(with([](auto& c) { c.num_experts = 0; }), DispatcherKind::alltoall);
-  EXPECT_EQ(with([](auto& c) { c.ep = 128; }), DispatcherKind::alltoall);  // more than 8 nodes
-  EXPECT_EQ(with([](auto& c) { c.peers.all = true; }), DispatcherKind::direct);
-  EXPECT_EQ(with([](auto& c) { c.ep = 4, c.ranks_per_node = 2; }), DispatcherKind::two_level);
+  using enum DispatcherKind;
+  EXPECT_EQ(with([](auto& c) { c.captures = true; }), two_level);
+  EXPECT_EQ(with([](auto& c) { c.estimates->allgather.seconds = 1e-3; }), allgather);
+  EXPECT_EQ(with([](auto& c) { c.estimates->alltoall.seconds = 1e-3; }), alltoall);
+  EXPECT_EQ(with([](auto& c) { c.peers.in_nodes = false; }), alltoall);
+  EXPECT_EQ(with([](auto& c) { c.estimates = {}; }), alltoall);
+  EXPECT_EQ(with([](auto& c) { c.peers.all = true; }), direct);
+}
+
+// A prediction that differs by less than a tenth does not replace the choice by bytes.
+TEST(DispatcherChoice, AutoKeepsTheChoiceByBytesUnlessAnotherIsClearlyFaster) {
+  const auto choice_at = [](double gain, bool captures) {
+    DispatcherChoiceInputs q = in_nodes();
+    q.captures = captures;
+    (captures ? q.estimates->allgather : q.estimates->alltoall).seconds = gain * 2e-3;
+    return resolve_dispatcher(q);
+  };
+  EXPECT_EQ(choice_at(1.05, /*captures=*/false).kind, DispatcherKind::alltoall);
+  EXPECT_EQ(choice_at(1.11, /*captures=*/false).kind, DispatcherKind::two_level);
+  EXPECT_EQ(choice_at(1.11, /*captures=*/true).kind, DispatcherKind::two_level);
+  const DispatcherChoice kept = choice_at(1.05, /*captures=*/true);
+  EXPECT_EQ(kept.kind, DispatcherKind::allgather);
+  EXPECT_THAT(
+      kept.reason,
+      HasSubstr("where it is chosen by bytes, and two-level is predicted to be only 1.05 times as fast: rows of a "
+                "layer and micro-batch take all-gather 2.1 ms (4 MB across nodes and 30 MB inside), with "
+                "two-level 2 ms (4 MB across nodes and 20 MB inside); rates: 40 GB/s across nodes; direct would "
+                "send the least, but they are apart"));
+}
+
+// A captured step cannot have all-to-all, however fast it is.
+TEST(DispatcherChoice, AutoDoesNotCompareAllToAllUnderGraphs) {
+  DispatcherChoiceInputs q = in_nodes();
+  q.captures = true, q.estimates->alltoall.seconds = 1e-6;
+  EXPECT_EQ(resolve_dispatcher(q).kind, DispatcherKind::two_level);
 }
 
 TEST(DispatcherChoice, TwoLevelByNameIsRefusedWhereItCannotBe) {
   using enum DispatcherKind;
   EXPECT_EQ(resolve_dispatcher({.asked = two_level, .ep = 4, .ranks_per_node = 2}).name, "two_level");
   EXPECT_EQ(resolve_dispatcher({.asked = two_level, .ep = 64, .etp = 2, .ranks_per_node = 8}).name, "two_level");
-  EXPECT_EQ(
-      resolve_dispatcher({.asked = two_level, .ep = 4, .captures = true, .on_gpu = true, .ranks_per_node = 2}).name,
-      "two_level");
+  EXPECT_EQ(resolve_dispatcher({.asked = two_level, .ep = 4, .captures = true, .ranks_per_node = 2}).name, "two_level");
   for (const auto& [ep, etp, node] : {std::tuple{4, 1, 8}, {4, 1, 4}, {6, 1, 4}, {4, 2, 1}}) {
     EXPECT_EQ(
         error_text(ErrorKind::usage,

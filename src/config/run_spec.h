@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "config/exchange_rates.h"
 #include "config/lora_spec.h"
 #include "config/model_spec.h"
 #include "config/parallel_spec.h"
@@ -28,6 +30,9 @@ struct RunSpec {
   int64_t threads = 0;  // CPU threads; 0: all that this process may use
   bool graph = true;    // on a GPU: the step is captured once in CUDA graphs, which are then replayed
   KernelChoice kernels = KernelChoice::automatic;  // kernels that a GPU uses
+  std::string machine;  // not a key: the machine file by whose rates dispatcher = "auto" chooses; empty: none is named
+  // Not a key: the rates of that file. None: the usual ones.
+  std::optional<ExchangeRates> rates;
 
   ModelSpec model;
   std::string model_hf;   // model.hf

@@ -133,6 +133,22 @@ void refuse_chat_beside_text(const json& record, const std::string& who) {
                   who, key);
 }
 
+bool excludes_ids(const std::string& key, const json& value) {
+  if (key == kTargetKeys[0]) return value.is_array() && std::find(value.begin(), value.end(), kNoTarget) != value.end();
+  return !value.is_null() && (key.ends_with("mask") || key.ends_with("masks")) && key != "attention_mask" &&
+         key != "special_tokens_mask";
+}
+
+// Refuses masks of the loss without ids. They have a number for each id, and the line has text instead.
+void refuse_masks_of_text(const json& record, const std::string& who) {
+  for (const auto& [key, value] : record.items())
+    MOEBIUS_CHECK(input, !excludes_ids(key, value),
+                  "{}: expected \"input_ids\" with \"{}\", which has a number for each id; got a text or a chat; put "
+                  "the ids of the text into \"input_ids\", split the text into \"prompt\" and \"completion\", or drop "
+                  "\"{}\"",
+                  who, key, key);
+}
+
 // Returns what to do with a line in a form of other software.
 std::string_view advice(std::string_view line) {
   const auto has = [&](std::string_view key) { return line.find(key) != line.npos; };
@@ -182,6 +198,7 @@ Document read_document(std::string_view line, const std::string& who) {
   // Next to a chat a prompt alone is no document: UltraChat, for example, repeats the first question there.
   const bool has_prompt = has("completion") || (has("prompt") && !has_chat);
   check_one_kind(has_text, has_prompt, has_ids, who);
+  if (!has_ids && (has_text || has_prompt || has_chat)) refuse_masks_of_text(record, who);
   if (has_chat && !has_text && !has_prompt && !has_ids)
     return {.kind = Document::Kind::chat, .text = std::string(line), .who = who};
   if (has_ids) document = document_of_ids(record, who);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 
 #include "io/files.h"
 
@@ -24,10 +25,17 @@ class JsonlWriter {
   File file_;
 };
 
+// The functions below read a log from its end, and no further than to the last record of an earlier step. They rely on
+// the order of the records: a run appends those of a step after those of earlier steps, and a resume drops later ones.
+
 // Drops the records whose "step" is above `step`. Records without a step stay.
 // Also drops corrupt lines, and returns their number. These are a last line that a crash truncated,
-// and lines that are not JSON objects. A power loss leaves such lines, often of NUL bytes.
-// Replaces the file as a whole, and only when a line is dropped. A missing file is no error.
+// and lines that are not JSON objects. A power loss leaves such lines, often of NUL bytes. It leaves them after
+// the last record of a checkpoint, since a checkpoint is written after sync().
+// Cuts the file; if a line after a dropped one stays, replaces it as a whole. A missing file is no error.
 int64_t truncate_jsonl_after(const std::string& path, int64_t step);
+
+// Returns whether the log has a whole record of this "kind" and "step". A missing file has none.
+bool jsonl_holds(const std::string& path, std::string_view kind, int64_t step);
 
 }  // namespace moebius

@@ -1,5 +1,8 @@
 #include "data/jsonl.h"
 
+#include <fmt/format.h>
+
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -67,6 +70,80 @@ TEST(Jsonl, ADamagedLineInTheMiddleTakesNoRecordWithIt) {
   write_file_atomic(dir.path("m"), "{\"step\":1}\n\xff{\"step\":7}\n{\"step\":2}\n{\"step\":3}\n");
   EXPECT_EQ(truncate_jsonl_after(dir.path("m"), 2), 1);
   EXPECT_EQ(read_file(dir.path("m")), "{\"step\":1}\n{\"step\":2}\n");
+}
+
+// A log in front of whose last lines there is a hole of a tebibyte. Nobody can read it whole.
+class LargeLog {
+ public:
+  explicit LargeLog(const std::string& last_lines) {
+    const File file = File::create(path());
+    file.write_at(last_lines.data(), std::ssize(last_lines), kHole);
+  }
+  std::string path() const { return dir_.path("m"); }
+  std::string last_lines() const {
+    const File file = File::open_read(path());
+    std::string lines(static_cast<size_t>(file.size() - kHole), '\0');
+    file.read_at(lines.data(), std::ssize(lines), kHole);
+    return lines;
+  }
+
+ private:
+  static constexpr int64_t kHole = int64_t{1} << 40;
+  TestDir dir_;
+};
+
+TEST(Jsonl, OnlyTheEndOfALargeLogIsRead) {
+  const std::string filler(3'000'000, 'x');  // a line is longer than a block
+  const std::string kept = "\n{\"step\":6}\n{\"step\":7}\n{\"step\":7,\"kind\":\"eval\"}\n";
+  const LargeLog log(kept + R"({"step":8,"x":")" + filler + "\"}\n{\"step\":9}\n{\"step\":1");
+  EXPECT_TRUE(jsonl_holds(log.path(), "eval", 7));
+  EXPECT_FALSE(jsonl_holds(log.path(), "eval", 8));
+  EXPECT_EQ(truncate_jsonl_after(log.path(), 7), 1);
+  EXPECT_EQ(log.last_lines(), kept);
+  EXPECT_EQ(truncate_jsonl_after(log.path(), 7), 0);
+  EXPECT_EQ(log.last_lines(), kept);
+}
+
+// Lines over blocks, of which one begins anywhere in a line.
+TEST(Jsonl, LinesOfManyBlocksAreReadWhole) {
+  const TestDir dir;
+  std::string kept, dropped;
+  for (int i = 0; i < 40; ++i) {
+    const std::string filler(static_cast<size_t>(100'003 * (i % 7)), 'y');
+    const std::string line = fmt::format("{{\"step\":{},\"x\":\"{}\"}}\n", i, filler);
+    (i <= 12 ? kept : dropped) += line;
+  }
+  write_file_atomic(dir.path("m"), kept + dropped);
+  EXPECT_EQ(truncate_jsonl_after(dir.path("m"), 12), 0);
+  EXPECT_EQ(read_file(dir.path("m")), kept);
+}
+
+TEST(Jsonl, RecordsOfAKindAndStepAreFound) {
+  const TestDir dir;
+  const std::string path = dir.path("m");
+  EXPECT_FALSE(jsonl_holds(path, "eval", 1));
+  write_file_atomic(path,
+                    "{\"kind\":\"train\",\"step\":1}\n{\"kind\":\"eval\",\"step\":1}\n[2]\n"
+                    "{\"kind\":\"train\",\"step\":2}\n{\"kind\":\"eval\",\"step\":2}");
+  EXPECT_TRUE(jsonl_holds(path, "eval", 1));
+  EXPECT_TRUE(jsonl_holds(path, "train", 2));
+  EXPECT_FALSE(jsonl_holds(path, "eval", 2)) << "a line without its line break is not whole, and is dropped";
+  EXPECT_FALSE(jsonl_holds(path, "eval", 3));
+}
+
+// The name of the log may be a link.
+TEST(Jsonl, ALinkToALogStaysALink) {
+  const TestDir dir;
+  const std::string target = dir.path("target"), path = dir.path("m");
+  std::filesystem::create_symlink(target, path);
+  for (const std::string last : {"{\"step\":3}\n", "\n{\"step\":2,\"kind\":\"eval\"}\n"}) {
+    write_file_atomic(target, "{\"step\":1}\n{\"step\":2}\n" + last);
+    truncate_jsonl_after(path, 2);
+    EXPECT_TRUE(std::filesystem::is_symlink(path));
+    EXPECT_EQ(read_file(target).find("{\"step\":1}\n{\"step\":2}\n"), 0u);
+    EXPECT_EQ(read_file(target).find("\n\n"), std::string::npos);
+    EXPECT_EQ(read_file(target).find("3}"), std::string::npos);
+  }
 }
 
 TEST(Jsonl, SyncAcceptsAnyLogFile) {

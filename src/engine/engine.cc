@@ -10,7 +10,6 @@
 #include "device/fallback_kernels.h"
 #include "device/gpu_limits.h"
 #include "engine/pinned_advice.h"
-#include "model/moe/direct_window.h"
 #include "model/moe/expert_rows.h"
 #include "model/quantize_stats.h"
 #include "ops/elementwise/elementwise.h"
@@ -125,19 +124,6 @@ Engine::Engine(const EngineSpec& spec)
 // It also aborts when it is destroyed during unwinding.
 Engine::~Engine() {
   if (links_ && std::uncaught_exceptions() > 0) links_->abandon();
-}
-
-void Engine::choose_dispatcher(DispatcherKind asked) {
-  EngineSpec open = spec_;
-  open.dispatcher = asked;
-  dispatcher_ = dispatcher_choice(open);
-  const bool dispatches = dispatcher_.kind != DispatcherKind::automatic;
-  if (asked == DispatcherKind::automatic && dispatches && spec_.use == ModelUse::training &&
-      spec_.device != DeviceKind::null) {
-    Stream s = stream();
-    dispatcher_ = dispatcher_choice(open, peer_reach(s, mesh_));
-  }
-  spec_.dispatcher = dispatcher_.kind;
 }
 
 void Engine::make_model() {

@@ -4,10 +4,43 @@
 
 #include "config/check/expert_rows_bound.h"
 #include "device/gpu_limits.h"
+#include "model/attention/token_runs.h"
 #include "model/device_support.h"
 #include "model/gpu_products.h"
+#include "model/moe/exchange_estimate.h"
+#include "model/moe/wire_rows.h"
 
 namespace moebius {
+namespace {
+
+DeviceKind target_of(const EngineSpec& spec) { return spec.device == DeviceKind::null ? spec.target : spec.device; }
+
+// Returns the estimates of the dispatchers where ranks reach each other's memory in whole nodes alone.
+std::optional<ExchangeEstimates> estimates_of(const EngineSpec& spec, const PeerReach& peers) {
+  const MeshShape& mesh = spec.mesh;
+  const ModelSpec& m = spec.model;
+  if (!peers.in_nodes || m.num_experts == 0 || !has_nodes(mesh.ep, mesh.etp, mesh.ranks_per_node)) return {};
+  const bool on_gpu = target_of(spec) == DeviceKind::cuda;
+  const auto D = static_cast<double>(m.hidden_size);
+  const WireRows wire(spec.precision, spec.precision.compute, m.hidden_size);
+  return exchange_estimates({.rows = {.T = static_cast<double>(rows_between_projections(spec.shape, mesh)),
+                                      .D = D,
+                                      .K = static_cast<double>(m.top_k),
+                                      .E = static_cast<double>(m.num_experts),
+                                      .W = mesh.ep * mesh.etp,
+                                      .ep = mesh.ep,
+                                      .node = mesh.ranks_per_node,
+                                      .element_bytes = static_cast<double>(size_of(spec.precision.compute)),
+                                      .round_robin = spec.balance.force_balance},
+                             .sent_element_bytes = static_cast<double>(wire.num_bytes()) / D,
+                             .on_gpu = on_gpu,
+                             .captures = on_gpu && spec.graph && spec.use == ModelUse::training,
+                             .rings = spec.sums == GpuSums::nccl},
+                            spec.rates.value_or(usual_exchange_rates(on_gpu)));
+}
+
+}  // namespace
+
 MeshShape mesh_shape(const ParallelSpec& p, int64_t world_size) {
   return {.tp = p.tp,
           .cp = p.cp,
@@ -79,6 +112,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .mesh = with_overlap(mesh, run),
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
+      .rates = run.rates,
       .expert_overlap = run.parallel.expert_overlap,
       .sums = run.parallel.sums == RankSums::nccl ? GpuSums::nccl : GpuSums::ranks,
       .overlap = run.parallel.overlap,
@@ -126,7 +160,7 @@ EngineSpec resolved(EngineSpec spec) {
 
 // Inference is eager, so that it may read counts back on the host.
 DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peers) {
-  const DeviceKind target = spec.device == DeviceKind::null ? spec.target : spec.device;
+  const DeviceKind target = target_of(spec);
   return resolve_dispatcher({.asked = spec.dispatcher,
                              .ep = spec.mesh.ep,
                              .etp = spec.mesh.etp,
@@ -134,10 +168,28 @@ DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peer
                              .num_experts = spec.model.num_experts,
                              .has_moe_layers = spec.model.num_moe_layers() > 0,
                              .captures = target == DeviceKind::cuda && spec.graph && spec.use == ModelUse::training,
-                             .on_gpu = target == DeviceKind::cuda,
                              .ranks_per_node = spec.mesh.ranks_per_node,
-                             .element_bytes = static_cast<double>(size_of(spec.precision.compute)),
-                             .peers = peers});
+                             .peers = peers,
+                             .estimates = estimates_of(spec, peers)});
+}
+
+DispatcherChoice dispatcher_choice(const RunSpec& run, const PeerReach& peers) {
+  const ParallelSpec& p = run.parallel;
+  const int64_t S = run.train.seq_len > 0 ? run.train.seq_len : run.model.max_position_embeddings;
+  const EngineSpec spec{
+      .model = run.model,
+      .balance = run.moe,
+      .precision = run.precision,
+      .use = ModelUse::training,
+      .shape = {.batch = std::max<int64_t>(1, run.train.micro_batch), .seq = std::max<int64_t>(1, S / p.cp)},
+      .mesh = {.tp = p.tp, .cp = p.cp, .etp = p.etp, .ep = p.ep, .ranks_per_node = p.ranks_per_node},
+      .rates = run.rates,
+      .sums = p.sums == RankSums::nccl ? GpuSums::nccl : GpuSums::ranks,
+      .device = run.device,
+      .graph = run.graph};
+  DispatcherChoiceInputs inputs = dispatcher_inputs(run, peers);
+  inputs.estimates = estimates_of(spec, peers);
+  return resolve_dispatcher(inputs);
 }
 
 }  // namespace moebius

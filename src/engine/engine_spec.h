@@ -41,6 +41,7 @@ struct EngineSpec {
   // The dispatcher of the MoE layers; Engine::spec() has the resolved kind. In training on several ranks the ranks of
   // etp x ep test whether "auto" can be direct.
   DispatcherKind dispatcher = DispatcherKind::automatic;
+  std::optional<ExchangeRates> rates;  // the rates by which "auto" compares dispatchers; none: the usual ones
   ExpertOverlap expert_overlap = ExpertOverlap::none;  // work that overlaps with the exchange of rows; changes no bit
   GpuSums sums = GpuSums::ranks;                       // the order of sums over ranks with GPUs
   bool overlap = true;                                 // overlaps communication with compute; changes no bit
@@ -92,5 +93,8 @@ EngineSpec resolved(EngineSpec spec);
 
 // Returns the dispatcher of an engine of this spec, with the reason.
 DispatcherChoice dispatcher_choice(const EngineSpec& spec, const PeerReach& peers = {});
+// Returns the same for training this run, by the rates of its machine file. A batch that is not given counts as one
+// sequence of the model's context.
+DispatcherChoice dispatcher_choice(const RunSpec& run, const PeerReach& peers);
 
 }  // namespace moebius

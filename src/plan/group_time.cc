@@ -1,5 +1,6 @@
 // Times and messages of collectives.
 #include <algorithm>
+#include <vector>
 
 #include "comm/collective_levels.h"
 #include "comm/group_cost.h"
@@ -11,21 +12,77 @@ namespace {
 
 bool sends_to_each(const TimeContext& c) { return c.machine.is_gpu && c.assume.system == PlanSystem::moebius; }
 
-// Returns whether each rank sends a message to every other rank. Groups of NCCL do so to add in the order of the ranks,
-// and to gather among few ranks (comm/gpu/nccl/group.cc); NCCL's own collectives are rings.
-bool is_one_exchange(const TimeContext& c, const RankSpan& span, GroupCall call) {
-  if (call == GroupCall::all_to_all || call == GroupCall::send) return true;
-  if (!sends_to_each(c) || c.spec.sums != GpuSums::ranks) return false;
-  return call != GroupCall::all_gather || span.size <= CollectiveLevels::kMaxRadix;
+bool adds_by_ranks(const TimeContext& c, GroupCall call) {
+  return sends_to_each(c) && c.spec.sums == GpuSums::ranks &&
+         (call == GroupCall::all_reduce || call == GroupCall::reduce_scatter);
 }
 
-// Returns the seconds of a sum over ranks in their order, which reads n parts and writes one.
+// Returns whether each rank sends a message to every other rank. Groups of NCCL do so to gather among few ranks
+// (comm/gpu/nccl/group.cc); NCCL's own collectives are rings.
+bool is_one_exchange(const TimeContext& c, const RankSpan& span, GroupCall call) {
+  if (call == GroupCall::all_to_all || call == GroupCall::send) return true;
+  return call == GroupCall::all_gather && sends_to_each(c) && c.spec.sums == GpuSums::ranks &&
+         span.size <= CollectiveLevels::kMaxRadix;
+}
+
+// An exchange of a level: its ranks, and the bytes that each of them sends.
+struct LevelExchange {
+  RankSpan members;
+  double wire_bytes = 0;
+};
+
+// Returns the exchanges of a sum in rank order. The reduce-scatters that have several levels are those of gradients.
+std::vector<LevelExchange> exchanges_of_sum(const TimeContext& c, const RankSpan& span, GroupCall call,
+                                            double wire_bytes) {
+  const CollectiveLevels levels(static_cast<int>(span.size));
+  const bool is_bf16 =
+      call == GroupCall::reduce_scatter && c.spec.optimizer && c.spec.optimizer->grad == GradFormat::bf16;
+  std::vector<LevelExchange> exchanges;
+  double all = 0;
+  int64_t stride = span.stride;
+  for (int l = 0; l < levels.count(); ++l) {
+    const double f32_times = is_bf16 && l > 0 ? 2 : 1;  // sums between levels are f32
+    const double part = f32_times * levels.width(l) * (levels.radix(l) - 1);
+    exchanges.push_back({.members = {levels.radix(l), stride}, .wire_bytes = part});
+    all += part;
+    stride *= levels.radix(l);
+  }
+  for (LevelExchange& exchange : exchanges) exchange.wire_bytes *= wire_bytes / all;
+  return exchanges;
+}
+
+// Returns the seconds of the sums of a call, which read the parts of all ranks of a level and write one.
 double sum_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
-  if (!sends_to_each(c) || c.spec.sums != GpuSums::ranks) return 0;
-  const bool is_all_reduce = call == GroupCall::all_reduce;
-  if (!is_all_reduce && call != GroupCall::reduce_scatter) return 0;
-  const double n = static_cast<double>(span.size), part = wire_bytes / (n - 1) / (is_all_reduce ? 2 : 1);
-  return (n + 1) * part / memory_rate(c);
+  if (!adds_by_ranks(c, call)) return 0;
+  double bytes = 0;
+  for (const auto& [members, sent] : exchanges_of_sum(c, span, call, wire_bytes)) {
+    const double r = static_cast<double>(members.size);
+    bytes += (r + 1) * sent / (r - 1) / (call == GroupCall::all_reduce ? 2 : 1);
+  }
+  return bytes / memory_rate(c);
+}
+
+// The bytes a second of a rank's links, inside a domain and between domains.
+struct LinkRates {
+  double inside, across;
+};
+
+LinkRates rates_of(const TimeContext& c) {
+  const Shares& shares = c.machine.of(c.assume.system);
+  return {.inside = c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)],
+          .across = c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)]};
+}
+
+// Returns the seconds of messages from each rank to every other one.
+double exchange_seconds(const TimeContext& c, const RankSpan& span, double wire_bytes) {
+  const LinkRates rates = rates_of(c);
+  const int64_t local = span.local(c.machine);
+  if (local == span.size) {
+    const double over_links = sends_to_each(c) ? message_time_over_links(span.size) : 1;
+    return c.machine.inside_us * 1e-6 + wire_bytes * over_links / rates.inside;
+  }
+  const double far = static_cast<double>(span.size - local) / static_cast<double>(span.size - 1);
+  return c.machine.across_us * 1e-6 + std::max(wire_bytes * far / rates.across, wire_bytes * (1 - far) / rates.inside);
 }
 
 }  // namespace
@@ -37,28 +94,26 @@ double memory_seconds(const TimeContext& c, const RankSpan& span, GroupCall call
 
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
   if (span.size <= 1) return 0;
-  const Shares& shares = c.machine.of(c.assume.system);
-  const double inside = c.machine.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
-  const double across = c.machine.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)];
+  if (adds_by_ranks(c, call)) {
+    double seconds = sum_seconds(c, span, call, wire_bytes);
+    for (const auto& [members, sent] : exchanges_of_sum(c, span, call, wire_bytes))
+      seconds += exchange_seconds(c, members, sent);
+    return seconds;
+  }
   const int64_t local = span.local(c.machine);
-  const double sum = sum_seconds(c, span, call, wire_bytes);
-  if (local == span.size) {
-    const double over_links = sends_to_each(c) ? message_time_over_links(span.size) : 1;
-    return c.machine.inside_us * 1e-6 + wire_bytes * over_links / inside + sum;
-  }
-  const double latency = c.machine.across_us * 1e-6;
-  if (is_one_exchange(c, span, call)) {
-    const double far = static_cast<double>(span.size - local) / static_cast<double>(span.size - 1);
-    return latency + std::max(wire_bytes * far / across, wire_bytes * (1 - far) / inside) + sum;
-  }
+  if (local == span.size || is_one_exchange(c, span, call)) return exchange_seconds(c, span, wire_bytes);
   // A ring crosses between domains once, on the link of each of the domain's ranks.
-  return latency + wire_bytes / std::min(inside, across * static_cast<double>(local)) + sum;
+  const LinkRates rates = rates_of(c);
+  return c.machine.across_us * 1e-6 + wire_bytes / std::min(rates.inside, rates.across * static_cast<double>(local));
 }
 
 double group_messages(const TimeContext& c, const RankSpan& span, GroupCall call) {
   if (span.size <= 1) return 0;
-  if (call != GroupCall::send && is_one_exchange(c, span, call))
-    return static_cast<double>((span.size - 1) * (call == GroupCall::all_reduce ? 2 : 1));
+  if (call == GroupCall::reduce_scatter && adds_by_ranks(c, call)) {
+    // At level 0 a message has the part of one rank.
+    const CollectiveLevels levels(static_cast<int>(span.size));
+    return static_cast<double>(levels.messages() + (levels.radix(0) - 1) * (levels.width(0) - 1));
+  }
   switch (call) {
     case GroupCall::all_gather:
       return static_cast<double>(all_gather_cost(0, span.size).messages);

@@ -171,14 +171,30 @@ int64_t PlanMachine::ranks_of_windows() const {
   return static_cast<int64_t>(is_gpu ? std::min(domain_ranks, host_ranks) : domain_ranks);
 }
 
+bool PlanMachine::is_assumed(const std::string& key) const {
+  const auto source = sources.find(key);
+  return source != sources.end() &&
+         (source->second.starts_with("assumed") || source->second.starts_with("not measured"));
+}
+
+ExchangeRates PlanMachine::exchange_rates() const {
+  const auto share = [this](Share s) {
+    return has_shares[static_cast<size_t>(PlanSystem::moebius)] ? of(PlanSystem::moebius)[static_cast<size_t>(s)] : 1;
+  };
+  std::string source = fmt::format("those of the machine file \"{}\"", name);
+  if (is_assumed("links.across_gb_s")) source += ", whose links.across_gb_s is assumed";
+  return {.across_bytes_s = 1e9 * across_gb_s * share(Share::across),
+          .inside_bytes_s = 1e9 * inside_gb_s * share(Share::inside),
+          .across_call_s = 1e-6 * across_us,
+          .inside_call_s = 1e-6 * inside_us,
+          .source = source};
+}
+
 std::vector<std::string> PlanMachine::assumed_figures() const {
   std::vector<std::string> figures;
   for (const MachineFigure& f : machine_figures()) {
     const std::string key = fmt::format("{}.{}", f.table, f.key);
-    const auto source = sources.find(key);
-    if (source != sources.end() &&
-        (source->second.starts_with("assumed") || source->second.starts_with("not measured")))
-      figures.push_back(key + ": " + source->second);
+    if (is_assumed(key)) figures.push_back(key + ": " + sources.at(key));
   }
   for (const auto& [key, source] : sources)
     if (source.starts_with("noisy")) figures.push_back(key + ": " + source);

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "config/exchange_rates.h"
+
 namespace moebius {
 
 // The software that is predicted: Moebius, or Megatron Core, to compare with its published runs.
@@ -78,6 +80,10 @@ struct PlanMachine {
   PlanMachine of_rank(int64_t threads_of_rank) const;
   // Returns how many ranks can write to each other's memory: those of a domain that are on one host.
   int64_t ranks_of_windows() const;
+  // Returns whether the source of a value, such as "links.across_gb_s", says that it was not measured.
+  bool is_assumed(const std::string& key) const;
+  // Returns the rates of the links that Moebius reaches.
+  ExchangeRates exchange_rates() const;
   // Returns the values of [rank], [links] and [host] that were not measured or whose measurement was noisy, each as
   // "rank.kernel_us: its source".
   std::vector<std::string> assumed_figures() const;

@@ -186,6 +186,20 @@ TEST(Machines, AssumedFiguresAreListed) {
 }
 
 // A machine that was not measured gets the shares of its family, and says so.
+TEST(Machines, RatesAreThoseOfTheLinksTimesTheirShares) {
+  PlanMachine m = machine("h100");
+  m.across_gb_s = 50, m.inside_gb_s = 400, m.across_us = 30, m.inside_us = 10;
+  m.of(PlanSystem::moebius)[static_cast<size_t>(Share::across)] = 0.5;
+  m.of(PlanSystem::moebius)[static_cast<size_t>(Share::inside)] = 0.75;
+  const ExchangeRates rates = m.exchange_rates();
+  EXPECT_DOUBLE_EQ(rates.across_bytes_s, 25e9);
+  EXPECT_DOUBLE_EQ(rates.inside_bytes_s, 300e9);
+  EXPECT_DOUBLE_EQ(rates.across_call_s, 30e-6);
+  EXPECT_DOUBLE_EQ(rates.inside_call_s, 10e-6);
+  EXPECT_EQ(rates.source, "those of the machine file \"NVIDIA H100 SXM\"");
+  EXPECT_THAT(machine("xeon2").exchange_rates().source, testing::EndsWith(", whose links.across_gb_s is assumed"));
+}
+
 TEST(Machines, KeepTheSourceOfAnotherMachineInAFit) {
   PartLibrary parts;
   const RunSpec run = recipe("bench_dense_3b.toml");

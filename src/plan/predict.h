@@ -73,8 +73,8 @@ struct PredictOptions {
   PartTimes* times = nullptr;  // the times of parts that other predictions of a search share; null: none
 };
 
-// Returns the run as it would be on the machine: run.device is the machine's, and on a CPU run.threads = 0 becomes the
-// number of its threads. Moebius has products in 8 bits only where its kernels for Hopper run.
+// Returns the run as it would be on the machine: run.device is the machine's, on a CPU run.threads = 0 becomes the
+// number of its threads, and dispatchers are compared by its rates. Moebius has products in 8 bits only where its kernels for Hopper run.
 RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system = PlanSystem::moebius);
 // Returns the dispatcher that the engine has in such a run (PlanMachine::ranks_of_windows).
 DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine);

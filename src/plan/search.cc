@@ -95,7 +95,7 @@ class Search {
     SearchLimits limits{
         .max_tp = options_.max_tp > 0 ? options_.max_tp : std::min(domain, kMaxTp),
         .max_direct_ranks = machine_.of_rank(run_.threads).ranks_of_windows(),
-        .max_two_level_ranks = machine_.is_gpu ? 0 : domain,
+        .max_two_level_ranks = machine_.of_rank(run_.threads).ranks_of_windows(),
         .domain_ranks = domain,
         .system = assume_.system,
         .load = assume_.load,

@@ -62,7 +62,7 @@ NamedLayout named_layout(const RunSpec& run);
 struct SearchLimits {
   int64_t max_tp = 8;
   int64_t max_direct_ranks = 1;          // ranks that the direct dispatcher reaches: those of one host
-  int64_t max_two_level_ranks = 0;       // ranks of a node of the two-level dispatcher, tried on CPUs alone
+  int64_t max_two_level_ranks = 0;       // ranks of a node that the two-level dispatcher reaches
   int64_t domain_ranks = 1;              // joined by fast links, where hierarchical cp exchanges rows for heads
   std::vector<PrecisionRecipe> recipes;  // recipes of quantised products to try; empty: only the run's own
   PlanSystem system = PlanSystem::moebius;

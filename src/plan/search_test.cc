@@ -344,8 +344,8 @@ TEST(Search, TriesEveryDispatcher) {
       }
 }
 
-// Two-level is tried only on CPUs, where the ranks of a node share a host of the machine.
-TEST(Search, TriesNodesOfCpus) {
+// The ranks of a node of two-level share a host of the machine.
+TEST(Search, TriesNodesOfAHost) {
   const RunSpec run = recipe("tiny_cpu.toml", {"parallel.ranks_per_node=2", "train.global_batch=8"});
   const auto has_two_level = [&](int64_t most) {
     for (const auto& group : search_space(run, 4, {.max_two_level_ranks = most}))

@@ -55,8 +55,8 @@ inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / stat
 double memory_rate(const TimeContext& c);
 
 // Returns the seconds of a collective call in which each rank sends wire_bytes. On GPUs Moebius adds in the order of the
-// ranks: each rank sends a message to every other rank, also to those of other domains, and adds the parts that arrived
-// in a pass of its own.
+// ranks, level by level (comm/collective_levels.h): each rank sends a message to every other rank of its level, and adds
+// the parts that arrived in a pass of its own.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
 // Returns the seconds of memory traffic of such a call on a GPU, which computing beside it loses: the bytes that it
@@ -100,7 +100,8 @@ struct PartTime {
 };
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 
-// Returns the number of messages of a call to other ranks: those of comm/group_cost.h, or one to each on GPUs, as above.
+// Returns the number of messages of a call to other ranks: those of comm/group_cost.h. A reduce-scatter
+// of GPUs has more at level 0, one for each rank of a member's block.
 double group_messages(const TimeContext& c, const RankSpan& span, GroupCall call);
 
 // Returns the precision of 8 bits or less of products of experts and others: --assume precision, or precision.recipe if

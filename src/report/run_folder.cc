@@ -16,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kChunk = int64_t{4} << 20, kLongestLine = int64_t{64} << 20;
+constexpr int64_t kCompared = 4096;                       // bytes that show whether the lines before them are the same
 constexpr size_t kMaxValueChars = 2000, kMaxKeys = 1000;  // of a recipe: characters of a value, keys
 constexpr int64_t kMaxRecipe = int64_t{1} << 20;
 
@@ -34,6 +35,12 @@ std::string shortened(std::string text) {
   return text.substr(0, end) + " ...";
 }
 
+std::string last_bytes(const File& file, int64_t end) {
+  std::string bytes(static_cast<size_t>(std::min(end, kCompared)), '\0');
+  bytes.resize(static_cast<size_t>(file.read_some(bytes.data(), std::ssize(bytes), end - std::ssize(bytes))));
+  return bytes;
+}
+
 }  // namespace
 
 LineFile::Change LineFile::check() {
@@ -45,10 +52,11 @@ LineFile::Change LineFile::check() {
   }
   MOEBIUS_CHECK(input, S_ISREG(status.st_mode),
                 "{}: expected a file of lines; got something else; check the run's folder", path_);
-  const bool same = status.st_dev == device_ && status.st_ino == inode_ && status.st_size >= size_;
+  const bool same =
+      status.st_dev == device_ && status.st_ino == inode_ && status.st_size >= size_ && !has_other_bytes();
   const bool was_empty = inode_ == 0;
   const bool grew = status.st_size > size_;
-  if (!same) offset_ = 0;
+  if (!same) offset_ = 0, before_.clear();
   device_ = status.st_dev;
   inode_ = status.st_ino;
   size_ = status.st_size;
@@ -56,6 +64,8 @@ LineFile::Change LineFile::check() {
   if (!same && !was_empty) return Change::replaced;
   return grew ? Change::grown : Change::none;
 }
+
+bool LineFile::has_other_bytes() const { return offset_ > 0 && last_bytes(File::open_read(path_), offset_) != before_; }
 
 void LineFile::read_new(const std::function<void(std::string_view)>& add) {
   if (offset_ >= size_) return;
@@ -80,6 +90,7 @@ void LineFile::read_new(const std::function<void(std::string_view)>& add) {
     offset_ += held;
     held = 0;
   }
+  before_ = last_bytes(file, offset_);
 }
 
 RunFolder::RunFolder(std::string path)

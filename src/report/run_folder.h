@@ -10,7 +10,8 @@
 
 namespace moebius {
 
-// Reads a growing file of lines. A file that was truncated or replaced is read again from its start.
+// Reads a growing file of lines. A file that was truncated or replaced is read again from its start, also if it has
+// grown beyond its size before.
 class LineFile {
  public:
   explicit LineFile(std::string path) : path_(std::move(path)) {}
@@ -26,9 +27,12 @@ class LineFile {
   double modified_s() const { return modified_s_; }  // when it was last written, seconds since 1970; 0: missing
 
  private:
+  bool has_other_bytes() const;  // before offset_
+
   std::string path_;
   uint64_t device_ = 0, inode_ = 0;
   int64_t size_ = 0, offset_ = 0;  // offset_: of the first line that was not passed to add()
+  std::string before_;             // the last bytes before offset_
   bool is_too_long_ = false;       // the bytes before offset_ are the beginning of a line that has not ended
   double modified_s_ = 0;
 };

@@ -132,6 +132,23 @@ TEST_F(ReadRun, AResumeThatCutsTheFileIsReadAgain) {
   EXPECT_EQ(run.data().skipped_lines.out_of_order, 0);
 }
 
+// A resume cuts the file in place, and may write more than it cut before the file is read again.
+TEST_F(ReadRun, AFileThatWasCutAndGrewAgainIsReadAgain) {
+  write_run(dir_.path("run"), 9);
+  RunFolder run(dir_.path("run"));
+  run.poll();
+  const std::string before = read_file(metrics());
+  const size_t size = before.rfind('\n', before.find("\"step\":5")) + 1;
+  std::filesystem::resize_file(metrics(), size);
+  for (int64_t step = 5; std::filesystem::file_size(metrics()) <= before.size(); ++step)
+    append(metrics(), train_line(step, 0.25) + "\n");
+  EXPECT_TRUE(run.poll());
+  EXPECT_EQ(run.data().skipped_lines.out_of_order, 0);
+  EXPECT_EQ(run.data().steps, run.data().last_step);
+  EXPECT_EQ(run.data().train.find("loss")->last(), 0.25);
+  EXPECT_FALSE(run.poll());
+}
+
 TEST_F(ReadRun, ALineOverManyChunksIsOneLine) {
   const std::string filler(9'000'000, ' ');
   write_run(dir_.path("run"), 1,

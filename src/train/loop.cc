@@ -69,7 +69,7 @@ TrainingRun::TrainingRun(const RunSpec& run, Log& log, const std::atomic<int>& s
       signal_(signal),
       engine_(engine_spec(run_, world_)),
       loader_(open_loader(control_, run.data.train, run_, /*shuffle=*/true, engine_.data_share())),
-      inputs_{.data = fingerprint_of(control_, loader_)},
+      inputs_{.data = fingerprint_of(control_, loader_), .dispatcher = engine_.dispatcher().name},
       store_(control_, make_run_dir(control_, run.dir) + "/checkpoints", run.checkpoint.keep,
              run.checkpoint.async_save) {
   check_agree(control_, {"the training data", inputs_.data});

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <sstream>
 #include <vector>
 
 #include "core/error.h"
@@ -143,16 +142,6 @@ void RunLog::write_eval(int64_t step, const EvalResult& result) {
     tensorboard_->add_scalar("eval/bits_per_byte", step, static_cast<float>(*result.bits_per_byte));
 }
 
-bool RunLog::holds_eval_of(int64_t step) const {
-  const std::string path = run_.dir + "/metrics.jsonl";
-  if (!std::filesystem::exists(path)) return false;
-  std::istringstream lines(read_file(path));
-  for (std::string line; std::getline(lines, line);) {
-    const auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (record.is_object() && record.value("kind", "") == "eval" && record.value("step", int64_t{0}) == step)
-      return true;
-  }
-  return false;
-}
+bool RunLog::holds_eval_of(int64_t step) const { return jsonl_holds(run_.dir + "/metrics.jsonl", "eval", step); }
 
 }  // namespace moebius

@@ -201,7 +201,20 @@ void RunStart::check_same_run(const CheckpointReader& checkpoint) const {
                 run_.dir, lines, new_run_text(run_.dir), starting_over_text(run_.dir));
   if (inputs_.base) check_same_base(checkpoint);
   if (checkpoint.step() < run_.train.steps) warn_of_new_schedule(saved);
+  warn_of_new_dispatcher(checkpoint, saved);
   log_conversions(saved, checkpoint.step());
+}
+
+// "auto" may choose another dispatcher by another machine file, or where ranks reach each other's memory no more.
+// Another layout is expected to.
+void RunStart::warn_of_new_dispatcher(const CheckpointReader& checkpoint, const RunSpec& saved) const {
+  const std::string was = checkpoint.meta().value("dispatcher", "");
+  const bool is_auto = run_.parallel.dispatcher == DispatcherKind::automatic;
+  if (was.empty() || was == inputs_.dispatcher || !is_auto || !(saved.parallel == run_.parallel)) return;
+  log_.warn(
+      "parallel.dispatcher = \"auto\" was {} up to step {} and is {} from there on, which may add sums in another "
+      "order; set parallel.dispatcher = \"{}\" to keep the bits of the run",
+      was, checkpoint.step(), inputs_.dispatcher, was);
 }
 
 void RunStart::check_same_base(const CheckpointReader& checkpoint) const {

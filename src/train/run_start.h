@@ -57,6 +57,7 @@ class RunStart {
   void check_same_run(const CheckpointReader& checkpoint) const;
   void check_same_base(const CheckpointReader& checkpoint) const;
   void warn_of_new_schedule(const RunSpec& saved) const;
+  void warn_of_new_dispatcher(const CheckpointReader& checkpoint, const RunSpec& saved) const;
   void log_conversions(const RunSpec& saved, int64_t step) const;
 
   const RunSpec& run_;

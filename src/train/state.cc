@@ -77,7 +77,8 @@ nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const RunInputs
                          {"model", hf_from_model_spec(run.model)},
                          {"recipe", to_toml(run, /*with_provenance=*/false)},
                          {"identity", train_identity(run)},
-                         {"data", inputs.data}};
+                         {"data", inputs.data},
+                         {"dispatcher", inputs.dispatcher}};
   if (inputs.base) meta[kBaseKey] = to_text(*inputs.base);
   return meta;
 }

@@ -12,9 +12,10 @@
 
 namespace moebius {
 
-// Fingerprints of what a run reads and its checkpoints do not hold.
+// Fingerprints of what a run reads and its checkpoints do not hold, and the choice that is made when it starts.
 struct RunInputs {
   std::string data;                        // Loader::fingerprint of the training data
+  std::string dispatcher;                  // DispatcherChoice::name
   std::optional<WeightsFingerprint> base;  // frozen weights of model.init_from; nothing: the run has no adapters
 };
 
@@ -25,7 +26,7 @@ struct RunInputs {
 std::vector<NamedTensor> training_state(Engine& engine);
 
 // Returns the other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML,
-// "identity": the keys that change what is trained, "data": the fingerprint of the training data, "base": that of the
+// "identity": the keys that change what is trained, "data": the fingerprint of the training data, "dispatcher": its name, "base": that of the
 // weights that adapters belong to}.
 nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const RunInputs& inputs);
 

@@ -326,14 +326,48 @@ TEST(CliConfig, PrintsTheLayoutTable) {
   expect_refused(config("7"), 2, "tp * cp * pp = 2 * 1 * 2; got 7;");
 }
 
+// On several machines `auto` compares times, by usual rates or by those of a machine file.
+TEST(CliConfig, ComparesDispatchersOverMachines) {
+  TestDir dir;
+  const auto config = [&](const std::vector<std::string>& options, bool json) {
+    std::vector<std::string> words{"config", MOEBIUS_SOURCE_DIR "/recipes/bench_olmoe_1b_7b.toml", "--ranks", "16"};
+    words.insert(words.end(), options.begin(), options.end());
+    for (const char* each : {"parallel.ep=16", "train.global_batch=64", "optimizer.offload=false"})
+      words.insert(words.end(), {"--set", each});
+    if (json) words.emplace_back("--json");
+    return run_moebius(dir, words);
+  };
+  const auto usual = json_of(config({}, true)), named = json_of(config({"--machine", "h200"}, true));
+  EXPECT_EQ(usual.at("dispatcher"), "two_level");
+  EXPECT_THAT(
+      usual.at("dispatcher_reason").get<std::string>(),
+      testing::ContainsRegex(
+          "on 2 nodes of 8 \\(parallel.ranks_per_node\\), where it is predicted to be the fastest: rows of a layer "
+          "and micro-batch take two-level [0-9.]+ ms \\([0-9.]+ MB across nodes and [0-9.]+ MB inside\\), with "
+          "all-gather .*; rates: 40 GB/s across nodes and 299 GB/s inside, the usual ones of GPUs; `moebius bench "
+          "machine` writes a file with the rates of this machine, and --machine names it"));
+  const auto &estimates = usual.at("dispatcher_estimates"), &by_file = named.at("dispatcher_estimates");
+  EXPECT_GT(estimates.at("allgather").at("seconds").get<double>(),
+            1.1 * estimates.at("two_level").at("seconds").get<double>());
+  EXPECT_EQ(by_file.at("two_level").at("across_bytes"), estimates.at("two_level").at("across_bytes"));
+  EXPECT_THAT(by_file.at("rates").get<std::string>(),
+              testing::HasSubstr("GB/s inside, those of the machine file \"NVIDIA H200\""));
+  expect_refused(config({"--machine", "xeon2"}, false), 2,
+                 "--machine xeon2: expected a machine file with device = \"cuda\", as run.device; got \"cpu\"; "
+                 "name another file, or leave --machine out");
+  expect_refused(config({"--machine", "nowhere"}, false), 2, "no machine is called \"nowhere\"");
+}
+
 // The dispatcher that will run, and why: for a recipe without ep, for `auto` on both sides of top-k
 // = 2, and under CUDA graphs.
 TEST(CliConfig, NamesTheDispatcherAndWhy) {
   TestDir dir;
   std::string ranks_per_machine = "1";
+  std::vector<std::string> options;
   const auto config = [&](const std::vector<std::string>& sets, bool json) {
     std::vector<std::string> words{
         "config", kRecipe, "--ranks", "4", "--ranks-per-machine", ranks_per_machine, "--set", "train.micro_batch=4"};
+    words.insert(words.end(), options.begin(), options.end());
     for (const std::string& each : sets) words.insert(words.end(), {"--set", each});
     if (json) words.emplace_back("--json");
     return run_moebius(dir, words);
@@ -367,17 +401,23 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   expect_refused(config({"parallel.ep=4", "parallel.dispatcher=alltoall", "run.device=cuda"}, false), 2,
                  "parallel.dispatcher = \"alltoall\" reads its counts on the host");
   ranks_per_machine = "2";
-  // In bf16 all-to-all sends less across two nodes, since the sums of two_level are sent in f32.
+  // All-to-all sends fewer bytes inside nodes, and few more across them. Slow links across nodes turn the choice.
   EXPECT_THAT(choice({"parallel.ep=4"}), testing::StartsWith("alltoall: "));
-  EXPECT_EQ(
-      choice({"parallel.ep=4", "parallel.ranks_per_node=2", "precision.compute=f32"}),
-      "two_level: chosen by \"auto\" because the ranks that share experts are on 2 nodes of 2 "
-      "(parallel.ranks_per_node), and a token is sent once to each node: 15.7 bytes across nodes for each column of a "
-      "token in a layer's step with balanced routing, 20 with all-gather, 20 with all-to-all");
-  EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=1", "precision.compute=f32"}),
-              testing::StartsWith("two_level: "));
-  EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
-              testing::StartsWith("allgather: "));
+  const std::vector<std::string> nodes{"parallel.ep=4", "parallel.ranks_per_node=2", "precision.compute=f32"};
+  EXPECT_THAT(choice(nodes),
+              testing::StartsWith("alltoall: chosen by \"auto\" because the ranks that share experts are "
+                                  "on 2 nodes of 2 (parallel.ranks_per_node), where it is predicted to "
+                                  "be the fastest: rows of a layer and micro-batch take all-to-all "));
+  EXPECT_THAT(
+      choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
+      testing::AllOf(testing::StartsWith("allgather: "),
+                     testing::HasSubstr("where it is chosen by bytes, and two-level is predicted to be only ")));
+  options = {"--machine", "xeon2"};
+  EXPECT_THAT(choice(nodes), testing::AllOf(testing::StartsWith("two_level: "),
+                                            testing::HasSubstr("rates: 0.8 GB/s across nodes and 16 GB/s inside, those "
+                                                               "of the machine file \"two cores of an Intel Xeon"),
+                                            testing::EndsWith(", whose links.across_gb_s is assumed")));
+  options = {};
   EXPECT_EQ(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "parallel.dispatcher=two_level"}),
             "two_level: parallel.dispatcher asks for it");
   expect_refused(config({"parallel.ep=4", "parallel.dispatcher=two_level"}, false), 2,

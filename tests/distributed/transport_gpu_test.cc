@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstring>
-#include <random>
 #include <thread>
 
 #include "comm/gpu/cuda/sum_of_ranks.h"
@@ -14,6 +12,7 @@
 #include "comm/rank_order_sum.h"
 #include "io/testing.h"
 #include "tests/distributed/ranks.h"
+#include "tests/gpu_twin.h"
 
 namespace moebius {
 namespace {
@@ -27,50 +26,11 @@ class OnGpus : public Ranks {
 };
 INSTANTIATE_TEST_SUITE_P(Everywhere, OnGpus, ::testing::Values(1, 2, 3, 4), name_of_ranks);
 
-// Bytes on the GPU, with a copy in host memory.
-struct Twin {
-  Twin(Stream& s, const Shape& shape, DType dtype, uint64_t seed) : s_(s) {
-    Tensor t{.shape = shape, .dtype = dtype};
-    bytes_.resize(t.num_bytes());
-    memory_ = Buffer(DeviceKind::cuda, std::max<int64_t>(1, t.num_bytes()));
-    host = t;
-    host.data = bytes_.data();
-    host.device = DeviceKind::cpu;
-    gpu = t;
-    gpu.data = memory_.data();
-    gpu.device = DeviceKind::cuda;
-    fill(seed);
-    copy_to_device(s, gpu.data, host.data, host.num_bytes());
-    synchronize(s);
-  }
-  // Fills in values whose magnitudes differ so much that the order of their sum shows.
-  void fill(uint64_t seed) {
-    std::mt19937_64 random(seed);
-    for (int64_t i = 0; i < host.numel(); ++i) {
-      const int exponent = static_cast<int>(random() % 40) - 20;
-      const double x = std::ldexp(static_cast<double>(random() % 4001) - 2000, exponent);
-      if (host.dtype == DType::f32) host.ptr<float>()[i] = static_cast<float>(x);
-      if (host.dtype == DType::f64) host.ptr<double>()[i] = x;
-      if (host.dtype == DType::i64) host.ptr<int64_t>()[i] = static_cast<int64_t>(x);
-      if (host.dtype == DType::bf16) host.ptr<bf16>()[i] = to_bf16(static_cast<float>(x));
-    }
-  }
-  void expect_same(const char* what) {
-    std::vector<std::byte> got(bytes_.size());
-    copy_to_host(s_, got.data(), gpu.data, gpu.num_bytes());
-    EXPECT_TRUE(got.empty() || std::memcmp(got.data(), bytes_.data(), got.size()) == 0)
-        << what << ", " << to_string(host);
-  }
-  Tensor host, gpu;
-
- private:
-  Stream s_;
-  std::vector<std::byte> bytes_;
-  Buffer memory_;
-};
+// Returns ranks per node: with nodes of 2, sums over 4 ranks have two levels.
+std::vector<int> nodes_of(int size) { return size == 4 ? std::vector<int>{8, 2} : std::vector<int>{8}; }
 
 struct GpuRank {
-  explicit GpuRank(Transport& transport)
+  explicit GpuRank(Transport& transport, int node = 8)
       : ranks(transport),
         gpu(ranks.index()),
         links(transport, gpu, ranks),
@@ -78,7 +38,7 @@ struct GpuRank {
         size(transport.size()) {
     std::vector<int> all;
     for (int r = 0; r < size; ++r) all.push_back(r);
-    world = links.make_group("world", all, {.neighbours = true, .overlapped = true});
+    world = links.make_group("world", all, {.neighbours = true, .overlapped = true, .node = node});
     if (rank == 0) std::printf("ranks: %d, by %s\n", size, links.text().c_str());
   }
   Twin twin(const Shape& shape, DType dtype, uint64_t seed) { return Twin(s, shape, dtype, 1000 * seed + rank); }
@@ -96,74 +56,55 @@ constexpr auto kSummed = {DType::f32, DType::f64, DType::i64, DType::bf16};
 
 TEST_P(OnGpus, SumsAreThoseOfTheCpu) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    for (const DType dtype : kSummed) {
-      for (const int64_t n : {0, 1, 7, 4099, 1 << 20}) {
-        Twin x = r.twin({n}, dtype, 1);
-        r.world->all_reduce_sum(r.s, x.gpu);
-        r.world->all_reduce_sum(r.host, x.host);
-        x.expect_same("all_reduce_sum");
-        const int64_t rows = n % 5000;
-        Twin in = r.twin({rows * r.size, 3}, dtype, 2), out = r.twin({rows, 3}, dtype, 3);
-        r.world->reduce_scatter_sum(r.s, out.gpu, in.gpu);
-        r.world->reduce_scatter_sum(r.host, out.host, in.host);
-        out.expect_same("reduce_scatter_sum");
-        const auto own = [&](const Tensor& t) { return t.rows(rows * r.rank, rows * (r.rank + 1)); };
-        r.world->reduce_scatter_sum(r.s, own(in.gpu), in.gpu);
-        r.world->reduce_scatter_sum(r.host, own(in.host), in.host);
-        in.expect_same("reduce_scatter_sum in place");
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      for (const DType dtype : kSummed) {
+        for (const int64_t n : {0, 1, 7, 4099, 1 << 20}) {
+          Twin x = r.twin({n}, dtype, 1);
+          r.world->all_reduce_sum(r.s, x.gpu);
+          r.world->all_reduce_sum(r.host, x.host);
+          x.expect_same("all_reduce_sum");
+          const int64_t rows = n % 5000;
+          Twin in = r.twin({rows * r.size, 3}, dtype, 2), out = r.twin({rows, 3}, dtype, 3);
+          r.world->reduce_scatter_sum(r.s, out.gpu, in.gpu);
+          r.world->reduce_scatter_sum(r.host, out.host, in.host);
+          out.expect_same("reduce_scatter_sum");
+          const auto own = [&](const Tensor& t) { return t.rows(rows * r.rank, rows * (r.rank + 1)); };
+          r.world->reduce_scatter_sum(r.s, own(in.gpu), in.gpu);
+          r.world->reduce_scatter_sum(r.host, own(in.host), in.host);
+          in.expect_same("reduce_scatter_sum in place");
+        }
       }
     }
   });
 }
 
-// Sums the rows of parts [ranks, n] level by level on the CPU, as messages between ranks would, into out [n]. Sums of
-// bf16 are f32 in between.
-void sum_over_levels(const CollectiveLevels& levels, Stream& host, const Tensor& out, const Tensor& parts) {
-  const int64_t n = out.numel();
-  std::vector<float> wide(static_cast<size_t>(parts.numel()));
-  Tensor sums = parts;
-  for (int l = 0, left = static_cast<int>(parts.dim(0)); l < levels.count(); ++l) {
-    const bool last = l + 1 == levels.count();
-    const int radix = levels.radix(l);
-    left /= radix;
-    const Tensor from = sums.view({left, radix, n});
-    Tensor to = last ? out : from;
-    if (!last && parts.dtype == DType::bf16) to = tensor_of(wide.data(), {left * n});
-    for (int i = 0; i < left; ++i) {
-      std::vector<const void*> at;
-      for (int d = 0; d < radix; ++d)
-        at.push_back(static_cast<std::byte*>(from.data) + (i * radix + d) * n * size_of(from.dtype));
-      Tensor one = to;
-      one.shape = {n};
-      one.data = static_cast<std::byte*>(to.data) + i * n * size_of(to.dtype);
-      sum_in_rank_order(host, one, at, from.dtype);
-    }
-    sums = to;
-    sums.shape = {left, n};
-  }
-}
-
-// The sum over the levels of a large group, whose parts are all on one GPU, is that of messages.
-TEST(OnGpu, SumsOfManyRanksGoOverTheLevels) {
+// The sum of the parts of many ranks, all of them on one GPU, is that of the CPU. Sums between levels turn bf16 into f32,
+// and back.
+TEST(OnGpu, SumsOfPartsAreThoseOfTheCpu) {
   const std::string why = Accelerator::why_missing();
   if (!why.empty()) GTEST_SKIP() << why;
   Accelerator gpu(0);
   ThreadPool pool{1};
   Stream s{gpu, pool}, host{DeviceKind::cpu, pool};
-  for (const int size : {2, 8, 12, 64, 100, 1024}) {
-    const CollectiveLevels levels(size);
-    for (const DType dtype : kSummed) {
-      for (const int64_t n : {1, 7, 256}) {
-        Twin parts(s, {size, n}, dtype, static_cast<uint64_t>(size + n)), out(s, {n}, dtype, 1);
-        const int64_t stride = n * size_of(dtype);
-        cuda::sum_of_ranks(gpu.native_stream(), out.gpu,
-                           {.own = static_cast<std::byte*>(parts.gpu.data) + (size - 1) * stride,
-                            .arrived = parts.gpu.data,
-                            .stride_bytes = stride,
-                            .own_rank = size - 1},
-                           levels);
-        sum_over_levels(levels, host, out.host, parts.host);
+  constexpr std::pair<DType, DType> kDtypes[] = {{DType::f32, DType::f32},  {DType::f64, DType::f64},
+                                                 {DType::i64, DType::i64},  {DType::bf16, DType::bf16},
+                                                 {DType::bf16, DType::f32}, {DType::f32, DType::bf16}};
+  for (const int size : {1, 2, 8, 11, 509}) {
+    for (const auto& [from, to] : kDtypes) {
+      for (const int64_t n : {1, 7, 256, 5000}) {
+        Twin parts(s, {size, n}, from, static_cast<uint64_t>(size + n)), out(s, {n}, to, 1);
+        const int64_t stride = n * size_of(from);
+        const RankParts on_gpu{.own = static_cast<std::byte*>(parts.gpu.data) + (size - 1) * stride,
+                               .arrived = parts.gpu.data,
+                               .stride_bytes = stride,
+                               .own_rank = size - 1,
+                               .count = size,
+                               .dtype = from};
+        cuda::sum_of_ranks(gpu.native_stream(), out.gpu, on_gpu);
+        std::vector<const void*> on_host;
+        for (int r = 0; r < size; ++r) on_host.push_back(static_cast<std::byte*>(parts.host.data) + r * stride);
+        sum_in_rank_order(host, out.host, on_host, from);
         out.expect_same("sum_of_ranks");
       }
     }
@@ -206,27 +147,29 @@ TEST_P(OnGpus, NcclSumsAreNearThoseOfTheCpu) {
 
 TEST_P(OnGpus, DataMovementEqualsThatOfTheCpu) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    for (const int64_t n : {0, 1, 5, 70001}) {
-      Twin in = r.twin({n}, DType::f32, 1), out = r.twin({n * r.size}, DType::f32, 2);
-      r.world->all_gather(r.s, out.gpu, in.gpu);
-      r.world->all_gather(r.host, out.host, in.host);
-      out.expect_same("all_gather");
-      for (int root = 0; root < r.size; ++root) {
-        r.world->broadcast(r.s, in.gpu, root);
-        r.world->broadcast(r.host, in.host, root);
-        in.expect_same("broadcast");
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      for (const int64_t n : {0, 1, 5, 70001}) {
+        Twin in = r.twin({n}, DType::f32, 1), out = r.twin({n * r.size}, DType::f32, 2);
+        r.world->all_gather(r.s, out.gpu, in.gpu);
+        r.world->all_gather(r.host, out.host, in.host);
+        out.expect_same("all_gather");
+        for (int root = 0; root < r.size; ++root) {
+          r.world->broadcast(r.s, in.gpu, root);
+          r.world->broadcast(r.host, in.host, root);
+          in.expect_same("broadcast");
+        }
       }
+      std::vector<int64_t> send_rows, recv_rows;
+      for (int q = 0; q < r.size; ++q) {
+        send_rows.push_back((r.rank + 2 * q + 1) % 4 * 100);
+        recv_rows.push_back((q + 2 * r.rank + 1) % 4 * 100);
+      }
+      Twin in = r.twin({1200, 3}, DType::bf16, 3), out = r.twin({1300, 3}, DType::bf16, 4);
+      r.world->all_to_all_v(r.s, {.out = out.gpu, .in = in.gpu, .recv_rows = recv_rows, .send_rows = send_rows});
+      r.world->all_to_all_v(r.host, {.out = out.host, .in = in.host, .recv_rows = recv_rows, .send_rows = send_rows});
+      out.expect_same("all_to_all_v");
     }
-    std::vector<int64_t> send_rows, recv_rows;
-    for (int q = 0; q < r.size; ++q) {
-      send_rows.push_back((r.rank + 2 * q + 1) % 4 * 100);
-      recv_rows.push_back((q + 2 * r.rank + 1) % 4 * 100);
-    }
-    Twin in = r.twin({1200, 3}, DType::bf16, 3), out = r.twin({1300, 3}, DType::bf16, 4);
-    r.world->all_to_all_v(r.s, {.out = out.gpu, .in = in.gpu, .recv_rows = recv_rows, .send_rows = send_rows});
-    r.world->all_to_all_v(r.host, {.out = out.host, .in = in.host, .recv_rows = recv_rows, .send_rows = send_rows});
-    out.expect_same("all_to_all_v");
   });
 }
 
@@ -269,43 +212,47 @@ struct Overlapped {
 
 TEST_P(OnGpus, OverlappedCollectivesGiveTheSame) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    Overlapped b(r);
-    for (int i = 0; i < 3; ++i) {
-      b.run(r.s, true);
-      b.run(r.host, false);
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      Overlapped b(r);
+      for (int i = 0; i < 3; ++i) {
+        b.run(r.s, true);
+        b.run(r.host, false);
+      }
+      b.expect_same();
     }
-    b.expect_same();
   });
 }
 
 // Captured once and then replayed, the group gives the same numbers and counts every replay.
 TEST_P(OnGpus, ReplayedGraphsGiveTheSameNumbers) {
   run([](Transport& transport) {
-    GpuRank r(transport);
-    if (!r.links.can_capture()) return;
-    Overlapped b(r);
-    const int64_t before = r.world->sent_bytes();
-    b.run(r.s, true);
-    const int64_t sent = r.world->sent_bytes() - before;
-    {
-      GraphCapture failed;
-      expect_error(ErrorKind::usage, "no graph",
-                   [&] { CudaGraph(r.gpu, failed, [] { MOEBIUS_FAIL(usage, "no graph"); }); });
+    for (const int node : nodes_of(transport.size())) {
+      GpuRank r(transport, node);
+      if (!r.links.can_capture()) return;
+      Overlapped b(r);
+      const int64_t before = r.world->sent_bytes();
+      b.run(r.s, true);
+      const int64_t sent = r.world->sent_bytes() - before;
+      {
+        GraphCapture failed;
+        expect_error(ErrorKind::usage, "no graph",
+                     [&] { CudaGraph(r.gpu, failed, [] { MOEBIUS_FAIL(usage, "no graph"); }); });
+      }
+      EXPECT_EQ(r.gpu.capture(), nullptr);
+      GraphCapture capture;
+      const CudaGraph graph(r.gpu, capture, [&] { b.run(r.s, true); });
+      EXPECT_EQ(r.world->sent_bytes() - before, sent);
+      for (int i = 0; i < 2; ++i) {
+        graph.replay(r.gpu);
+        capture.replayed();
+      }
+      EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
+      synchronize(r.s);
+      EXPECT_GT(r.world->seconds(), 0);
+      for (int i = 0; i < 3; ++i) b.run(r.host, false);
+      b.expect_same();
     }
-    EXPECT_EQ(r.gpu.capture(), nullptr);
-    GraphCapture capture;
-    const CudaGraph graph(r.gpu, capture, [&] { b.run(r.s, true); });
-    EXPECT_EQ(r.world->sent_bytes() - before, sent);
-    for (int i = 0; i < 2; ++i) {
-      graph.replay(r.gpu);
-      capture.replayed();
-    }
-    EXPECT_EQ(r.world->sent_bytes() - before, 3 * sent);
-    synchronize(r.s);
-    EXPECT_GT(r.world->seconds(), 0);
-    for (int i = 0; i < 3; ++i) b.run(r.host, false);
-    b.expect_same();
   });
 }
 

@@ -1,6 +1,8 @@
 // Runs of several ranks, each a process with the variables of torchrun, that are killed, stopped or
 // disturbed. The remaining ranks end in time with the right code, and name the rank at fault.
 // A run that is started again equals one that was not disturbed.
+#include <sys/resource.h>
+
 #include <chrono>
 
 #include "comm/transport/reserved_port_testing.h"
@@ -113,6 +115,45 @@ TEST_F(TcpRun, ARankThatEndsInAOneSidedPhaseIsNamedWithPhaseLayerAndRounds) {
   EXPECT_THAT(runs_.err_of(0), HasSubstr("has waited for 6 s for rank 1"));
   ::kill(stopped[1], SIGCONT);
   EXPECT_EQ(end_of(stopped[1]), 6);
+}
+
+// While it lives, processes that are started may not make files above this size. Those in memory count too.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const struct rlimit small { bytes, before_.rlim_max };
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  }
+  ~FileSizeLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+
+ private:
+  struct rlimit before_ {};
+};
+
+// The limit allows memory of 2 MiB, and the window of this run is larger. The results of all-gather are those of direct.
+TEST_F(TcpRun, AWindowThatCannotBeMadeIsReplacedOrRefused) {
+  const Words large{"parallel.ep=2", "train.micro_batch=64", "train.global_batch=128", "train.seq_len=64"};
+  const auto train = [&](const std::string& run, const Words& more) {
+    const RankIs is{.fault = {}, .overrides = joined(large, more)};
+    return runs_.train_ranks(2, run, {{0, is}, {1, is}});
+  };
+  ASSERT_THAT(train("undisturbed", {}), Each(0)) << runs_.err_of(0);
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("dispatcher direct: chosen by \"auto\" because the 2 ranks"));
+  const FileSizeLimit limit(2200 << 10);
+  ASSERT_THAT(train("limited", {}), Each(0)) << runs_.err_of(0);
+  EXPECT_THAT(runs_.err_of(0),
+              ContainsRegex("dispatcher allgather: .*; direct would send the least, but rank 0 .* cannot make memory "
+                            "for other ranks: peer memory: a file of [0-9]+ bytes in memory cannot be made: File too "
+                            "large; raise the limit of file sizes of this process \\(ulimit -f\\)"));
+  runs_.expect_same("limited", "undisturbed");
+  ASSERT_THAT(train("undisturbed", {"train.steps=7"}), Each(0)) << runs_.err_of(0);
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("parallel.dispatcher = \"auto\" was direct up to step 6 and is allgather from "
+                                         "there on, which may add sums in another order; set parallel.dispatcher = "
+                                         "\"direct\" to keep the bits of the run"));
+  EXPECT_THAT(train("named", {"parallel.dispatcher=\"direct\""}), Each(2)) << runs_.err_of(0);
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("File too large; raise the limit of file sizes of this process (ulimit -f)"));
 }
 
 TEST_F(TcpRun, ARankThatThrowsInAStepEndsAllWithCode6) {

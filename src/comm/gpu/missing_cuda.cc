@@ -12,7 +12,7 @@ namespace {
 
 }  // namespace
 
-void cuda::sum_of_ranks(void*, Tensor, const RankParts&, const CollectiveLevels&) { missing(); }
+void cuda::sum_of_ranks(void*, Tensor, const RankParts&) { missing(); }
 std::string gpu_identity(int) { missing(); }
 std::string gpu_identity_of(const void*) { missing(); }
 

@@ -315,7 +315,7 @@ std::vector<KeyText> parallel_texts() {
        "writes to the memory of the other ranks, which must be on one machine. `two_level` sends a token once to each "
        "node (`ranks_per_node`) and writes to memory inside it; on a GPU with `run.graph` each message has the size of "
        "all tokens of a rank. In training, `auto` chooses `direct` if the ranks that share experts can access each "
-       "other's memory; else, on CPUs only, `two_level` where that sends fewer bytes across nodes. Otherwise it "
+       "other's memory; else, if those of each node can, the fastest by bytes and rates (`--machine`). Otherwise it "
        "chooses `allgather` on a GPU with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else "
        "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
       {"parallel.ranks_per_node",
@@ -328,9 +328,9 @@ std::vector<KeyText> parallel_texts() {
        "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and in bf16 on GPUs "
        "Hopper's kernels, with columns in multiples of 8. Results are bitwise identical for all values."},
       {"parallel.sums",
-       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, with the bits of every other "
-       "transport. `nccl` calls NCCL's own collectives, which send fewer messages in groups of many ranks but choose "
-       "their own order."},
+       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, and more than 8 ranks node by "
+       "node first, with the bits of every other transport. `nccl` calls NCCL's own collectives, which choose their own "
+       "order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
        "computes it ([sharding.md](../design/sharding.md)). Results are bitwise identical "
@@ -346,8 +346,9 @@ std::vector<KeyText> parallel_texts() {
        "([sharding.md](../design/sharding.md)). With one micro-batch per rank and step, "
        "results are bitwise identical; with more, sums are added in another order."},
       {"parallel.overlap",
-       "Messages of the pipeline, of gradients and of weights overlap with computation. Results are bitwise identical "
-       "for all values."},
+       "Messages of the pipeline, of gradients and of weights overlap with computation, and in backward some exchanges "
+       "of `tp` and `cp` on CPUs and between nodes ([parallelism.md](../design/parallelism.md#overlap-of-tp-and-cp)). "
+       "Results are bitwise identical for all values."},
   };
 }
 

@@ -11,12 +11,15 @@ constexpr int64_t kAlignBytes = 256;
 
 }  // namespace
 
-PeerReach peer_reach(Stream& s, const Mesh& mesh) {
+PeerReach peer_reach(Stream& s, const Mesh& mesh, const std::function<int64_t(DispatcherKind)>& bytes_of) {
   Group& world = mesh.group(Axis::world);
-  const std::string apart = why_no_peer_access(s, group_of_experts(mesh), world);
+  const auto why_not = [&](Group& group, DispatcherKind kind) {
+    return why_no_peer_access(s, group, world, bytes_of ? bytes_of(kind) : 0);
+  };
+  const std::string apart = why_not(group_of_experts(mesh), DispatcherKind::direct);
   if (!apart.empty()) {
     const bool has_nodes = mesh.shape().nodes_of_experts() > 1;
-    return {.why = apart, .in_nodes = has_nodes && why_no_peer_access(s, mesh.node_of_experts(), world).empty()};
+    return {.why = apart, .in_nodes = has_nodes && why_not(mesh.node_of_experts(), DispatcherKind::two_level).empty()};
   }
   return {.all = true,
           .why = fmt::format("the {} ranks that share experts are on one machine and can access each other's memory",

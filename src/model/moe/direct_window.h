@@ -17,6 +17,7 @@
 // sums for each of the nodes; all else is as large as with direct.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -35,8 +36,9 @@ struct DirectSizes {
 };
 
 // Returns whether the ranks of etp x ep can write to each other's memory; if not, whether the ranks of each node can.
+// bytes_of: the memory that this rank shares with a dispatcher, direct or two_level; null tests with little memory.
 // All ranks of the world call it together, and get the same result.
-PeerReach peer_reach(Stream& s, const Mesh& mesh);
+PeerReach peer_reach(Stream& s, const Mesh& mesh, const std::function<int64_t(DispatcherKind)>& bytes_of = {});
 
 class DirectWindow {
  public:

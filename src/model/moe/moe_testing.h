@@ -39,6 +39,7 @@ struct MoeCase {
   int64_t num_experts = 8;
   bool counts = false;        // log.precision
   bool equal_tokens = false;  // all tokens have the same x and dy
+  int threads = 1;            // of each rank
   // Statistics are those of parameters of layers.
   std::string prefix() const { return counts ? "model.layers.0.mlp" : "mlp"; }
 };
@@ -284,7 +285,7 @@ class MoeRank {
 
   MoeCase c_;
   Mesh& mesh_;
-  ThreadPool pool_{1};
+  ThreadPool pool_{c_.threads};
   Stream s_{DeviceKind::cpu, pool_};
   BatchShape shape_;
   int64_t rows_;
@@ -312,16 +313,24 @@ inline Outcome on_one_rank(MoeCase c) {
   return rank.outcome();
 }
 
-// Two steps on all ranks of c.mesh; body(MoeRank, its number) on each of them, one at a time.
+// Two steps on a rank of c.mesh; then body(MoeRank). All ranks call it together.
+template <class Body>
+void on_moe_rank(const MoeCase& c, Transport& transport, Body&& body) {
+  Mesh mesh(c.mesh, transport);
+  MoeRank rank(c, mesh);
+  for (const int step : {1, 2}) rank.run(step, mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
+  body(rank);
+}
+
+// The same on all ranks, over threads; body(MoeRank, its number) on each of them, one at a time.
 template <class Body>
 void on_moe_ranks(const MoeCase& c, Body&& body) {
   std::mutex one_at_a_time;
   run_threads(static_cast<int>(c.mesh.world()), {.timeout_s = 60}, [&](Transport& transport) {
-    Mesh mesh(c.mesh, transport);
-    MoeRank rank(c, mesh);
-    for (const int step : {1, 2}) rank.run(step, mesh.place().dp, mesh.place().dp + 1, c.mesh.dp);
-    std::lock_guard lock(one_at_a_time);
-    body(rank, transport.rank());
+    on_moe_rank(c, transport, [&](const MoeRank& rank) {
+      std::lock_guard lock(one_at_a_time);
+      body(rank, transport.rank());
+    });
   });
 }
 

@@ -50,7 +50,7 @@ const Planned kPlanned[] = {
      1525.9281},
     {"gpt_oss", "bench_gpt_oss_20b_8layers.toml", {}, 1, false, 120143740928, 2477.51051},
     {"long", "bench_qwen3_30b_a3b_128k.toml", {}, 1, false, 47401926656, 2767.79397},
-    {"latent", "deepseek_v3_256_gpus.toml", {}, 256, false, 143493431296, 202863.484},
+    {"latent", "deepseek_v3_256_gpus.toml", {}, 256, false, 143493431296, 202805.759},
     {"adapters", "lora_qwen3_30b_a3b.toml", {}, 1, false, 78804680704, 3062.48599},
     {"context_parallel",
      "bench_qwen3_30b_a3b_8layers.toml",

@@ -14,13 +14,14 @@ RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system) {
   if (system == PlanSystem::moebius && (!machine.has_hopper_kernels() || run.kernels != KernelChoice::automatic))
     run.precision.has_f8_kernels = false;
   if (!machine.is_gpu && run.threads == 0) run.threads = static_cast<int64_t>(machine.threads);
+  run.rates = machine.exchange_rates();
   return run;
 }
 
 DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine) {
   const int64_t reached = machine.of_rank(run.threads).ranks_of_windows();
   const std::string source = fmt::format("{}: {} ranks of a domain are on one host", machine.name, reached);
-  return resolve_dispatcher(run, reach_on_machines(run.parallel, ranks, reached, source));
+  return dispatcher_choice(run, reach_on_machines(run.parallel, ranks, reached, source));
 }
 
 RunSpec run_of_ranks_on(RunSpec run, int64_t ranks, const PlanMachine& machine, PlanSystem system) {

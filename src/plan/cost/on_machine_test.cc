@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "plan/cost/usual_machine.h"
 #include "plan/predict.h"
 #include "plan/search.h"
 #include "plan/testing.h"
@@ -95,7 +96,8 @@ TEST(OnMachine, OtherGpusRefuseWhatNeedsHopper) {
   }
 }
 
-// "auto" is predicted as the engine would choose it: direct inside a host, and all-gather across hosts.
+// "auto" is predicted as the engine would choose it: direct inside a host, and all-gather across hosts that are no
+// whole nodes.
 TEST(OnMachine, TheAutomaticDispatcherIsThatOfTheRun) {
   PartLibrary parts;
   const auto step = [&](const char* name, const std::string& dispatcher, int64_t ep) {
@@ -113,6 +115,45 @@ TEST(OnMachine, TheAutomaticDispatcherIsThatOfTheRun) {
   EXPECT_EQ(dispatcher_on(run, 8, pairs).name, "allgather");
   EXPECT_EQ(step("gb200", "auto", 4), step("gb200", "direct", 4)) << "a tray has 4 of the domain's 72 GPUs";
   EXPECT_EQ(step("gb200", "auto", 8), step("gb200", "allgather", 8)) << "8 GPUs are on two trays";
+}
+
+// The machines of h100 are nodes of 8 ranks. The prediction of a step agrees with the choice.
+TEST(OnMachine, TheAutomaticDispatcherAcrossNodesIsTheFastest) {
+  PartLibrary parts;
+  const PlanMachine h100 = machine("h100");
+  const auto run = [](const std::string& dispatcher) {
+    return recipe("deepseek_v3_1024_h100.toml", {"parallel.dispatcher=" + dispatcher});
+  };
+  const auto step = [&](const std::string& dispatcher) {
+    return predict(parts, run(dispatcher), 1024, h100, {}, {.simulate = false}).step_s;
+  };
+  const double automatic = step("auto");
+  EXPECT_EQ(automatic, step("two_level"));
+  EXPECT_LT(1.5 * automatic, step("allgather"));
+  EXPECT_THAT(
+      dispatcher_on(run_on(run("auto"), h100), 1024, h100).reason,
+      HasSubstr("; rates: 40 GB/s across nodes and 309 GB/s inside, those of the machine file \"NVIDIA H100 SXM\""));
+}
+
+TEST(OnMachine, ASearchFindsTwoLevelOverSeveralHosts) {
+  PartLibrary parts;
+  const RunSpec run =
+      recipe("bench_olmoe_1b_7b.toml", {"parallel.tp=1", "parallel.cp=1", "parallel.pp=1", "parallel.ep=16",
+                                        "parallel.etp=1", "train.micro_batch=1", "train.global_batch=16"});
+  const SearchResult found = search(parts, run, 16, machine("h200"), {}, {.keep = 1});
+  EXPECT_EQ(found.layouts.at(0).prediction.ranks, 16);
+  EXPECT_THAT(found.layouts.at(0).set, testing::Contains("parallel.dispatcher=\"two_level\""));
+}
+
+// Runs without a machine file compare by these, and memory is planned for a machine with the same.
+TEST(OnMachine, UsualRatesAreThoseOfTheUsualMachine) {
+  for (const bool on_gpu : {false, true}) {
+    const ExchangeRates usual = usual_exchange_rates(on_gpu), machine = usual_machine(on_gpu, 0).exchange_rates();
+    EXPECT_DOUBLE_EQ(usual.across_bytes_s, machine.across_bytes_s);
+    EXPECT_DOUBLE_EQ(usual.inside_bytes_s, machine.inside_bytes_s);
+    EXPECT_DOUBLE_EQ(usual.across_call_s, machine.across_call_s);
+    EXPECT_DOUBLE_EQ(usual.inside_call_s, machine.inside_call_s);
+  }
 }
 
 }  // namespace

@@ -41,32 +41,43 @@ TEST(WorkTime, OfCollectivesOnTwoAndFourGpus) {
             group_seconds(c, {2, 1}, GroupCall::reduce_scatter, kBytes / 2));
 }
 
-// 16 GPUs on two machines of 8. A sum in the order of the ranks sends 8 of its 15 messages to the other machine, each on
-// the link of its own rank. NCCL's rings cross between machines once.
-TEST(WorkTime, OfSumsInRankOrderIsThatOfMessagesToEveryRank) {
+// 16 GPUs on two machines of 8. A sum in the order of the ranks first adds each machine, and then sends a fifteenth of the
+// bytes to the other machine, on the link of each rank. NCCL's rings cross between machines once.
+TEST(WorkTime, OfSumsInRankOrderIsThatOfTheirLevels) {
   PlanMachine m = machine("h100");
   m.memory_tb_s = 1e6;  // the pass that adds takes no time
   const Assumptions assume;
-  EngineSpec spec, with_nccl;
+  EngineSpec spec, with_nccl, low;
   with_nccl.sums = GpuSums::nccl;
+  low.optimizer = OptimizerSpec{.grad = GradFormat::bf16};
   const TimeContext c{.machine = m, .assume = assume, .spec = spec};
   const TimeContext nccl{.machine = m, .assume = assume, .spec = with_nccl};
+  const TimeContext of_bf16{.machine = m, .assume = assume, .spec = low};
   const RankSpan span{16, 1};
   constexpr double kWire = 15e9;
   const Shares& shares = m.of(PlanSystem::moebius);
   const double across = m.across_gb_s * 1e9 * shares[static_cast<size_t>(Share::across)];
   const double inside = m.inside_gb_s * 1e9 * shares[static_cast<size_t>(Share::inside)];
+  const double latency = (m.across_us + m.inside_us) * 1e-6;
+  const double messages = message_time_over_links(8);
   for (const GroupCall call : {GroupCall::reduce_scatter, GroupCall::all_reduce}) {
-    EXPECT_NEAR(group_seconds(c, span, call, kWire), m.across_us * 1e-6 + 8e9 / across, 1e-4);
+    EXPECT_NEAR(group_seconds(c, span, call, kWire), latency + 14e9 * messages / inside + 1e9 / across, 1e-4);
     EXPECT_NEAR(group_seconds(nccl, span, call, kWire), m.across_us * 1e-6 + kWire / std::min(inside, 8 * across),
                 1e-4);
   }
+  // Gradients in bf16 are f32 between the machines: an eighth of the bytes.
+  EXPECT_NEAR(group_seconds(of_bf16, span, GroupCall::reduce_scatter, 16e9),
+              latency + 14e9 * messages / inside + 2e9 / across, 1e-4);
+  // Ranks of 16 machines have no level inside one.
+  EXPECT_NEAR(group_seconds(c, {16, 8}, GroupCall::reduce_scatter, kWire), 2 * m.across_us * 1e-6 + kWire / across,
+              1e-4);
   // More than 8 ranks gather by NCCL's ring.
   EXPECT_EQ(group_seconds(c, span, GroupCall::all_gather, kWire),
             group_seconds(nccl, span, GroupCall::all_gather, kWire));
 }
 
-// On CPUs messages go in levels: 256 ranks have levels of 8, 8 and 4.
+// Messages go in levels: 256 ranks have levels of 8, 8 and 4. At level 0 of a reduce-scatter on GPUs a message has the
+// part of one rank, and each of 7 members gets those of 32.
 TEST(WorkTime, MessagesAreThoseOfTheDevice) {
   const PlanMachine h100 = machine("h100"), xeon = machine("xeon2");
   const Assumptions assume;
@@ -81,9 +92,9 @@ TEST(WorkTime, MessagesAreThoseOfTheDevice) {
     EXPECT_EQ(group_messages(c, {.size = 256}, GroupCall::send), 1);
   }
   EXPECT_EQ(group_messages(cpus, {.size = 256}, GroupCall::reduce_scatter), 17);
-  EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::reduce_scatter), 255);
+  EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::reduce_scatter), 7 * 32 + 7 + 3);
   EXPECT_EQ(group_messages(cpus, {.size = 256}, GroupCall::all_reduce), 34);
-  EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::all_reduce), 510);
+  EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::all_reduce), 34);
 }
 
 double memory_seconds(const std::vector<std::string>& set) {

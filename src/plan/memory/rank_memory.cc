@@ -452,7 +452,7 @@ RankParams rank_params(LayoutParts& parts, const StageLayout& layout, int64_t pp
       r.sums_apart += bucket.shards_gradients ? bucket.numel / group_size(spec.mesh, bucket.axis) : bucket.sum;
     for (const HeldParam& p : bucket.params) r.stored_first += p->grad_stored_first ? p->numel : 0;
     if (!bucket.shards_gradients) {
-      r.grad_wire_bytes[bucket.axis] += static_cast<double>(size_of(bucket.grad())) * numel * (n - 1) / n;
+      r.grad_wire_bytes[bucket.axis] += gradient_wire_bytes(spec, bucket);
       ++r.grad_buckets[bucket.axis];
     }
     if (!bucket.shards_weights) {

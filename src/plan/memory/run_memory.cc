@@ -11,12 +11,15 @@ RunSpec without_choice(RunSpec run) {
   return run;
 }
 
-// Ranks that share experts may find at the start that they can access each other's memory.
+// Ranks that share experts may find at the start that they can access each other's memory, at least in each node. Then
+// the rates of their links decide.
 std::vector<EngineSpec> specs_of_dispatchers(RunSpec run, int64_t ranks, const PlanMachine& machine, RunChecks checks) {
   std::vector<EngineSpec> specs{planned_engine_spec_on(run, ranks, machine, checks)};
   if (run.parallel.dispatcher != DispatcherKind::automatic || run.parallel.ep * run.parallel.etp == 1) return specs;
-  for (const DispatcherKind kind : {DispatcherKind::direct, DispatcherKind::two_level}) {
-    if (kind == DispatcherKind::two_level && run.device == DeviceKind::cuda) continue;  // only where it is named
+  std::vector<DispatcherKind> others{DispatcherKind::direct};
+  if (has_nodes(run.parallel.ep, run.parallel.etp, run.parallel.ranks_per_node))
+    others = {DispatcherKind::direct, DispatcherKind::two_level, DispatcherKind::allgather, DispatcherKind::alltoall};
+  for (const DispatcherKind kind : others) {
     run.parallel.dispatcher = kind;
     try {
       specs.push_back(planned_engine_spec_on(run, ranks, machine, checks));

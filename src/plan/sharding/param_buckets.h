@@ -31,6 +31,9 @@ struct ParamBucket {
   DType grad() const { return sums_apart ? DType::bf16 : DType::f32; }
 };
 
+// Returns the bytes that a rank sends to sum a bucket's gradients over the ranks.
+double gradient_wire_bytes(const EngineSpec& spec, const ParamBucket& bucket);
+
 // Returns ceil(numel / kAlign) * kAlign.
 int64_t aligned_numel(int64_t numel);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/group_cost.h"
+
 namespace moebius {
 namespace {
 
@@ -11,12 +13,16 @@ LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
   std::vector<HeldParam> params;
   for (const ParamSize& p : layer.params) params.push_back({&p, 0});
   LayerTraffic traffic;
-  const auto add = [](std::map<Axis, LayerTraffic::Sent>& to, const ParamBucket& bucket, DType dtype, int64_t ranks) {
-    const auto n = static_cast<double>(ranks);
+  const auto add = [](std::map<Axis, LayerTraffic::Sent>& to, const ParamBucket& bucket, double wire_bytes,
+                      int64_t ranks) {
     LayerTraffic::Sent& sent = to[bucket.axis];
-    sent.wire_bytes += static_cast<double>(bytes_of(dtype, bucket.numel)) * (n - 1) / n;
+    sent.wire_bytes += wire_bytes;
     sent.ranks = ranks;
     ++sent.calls;
+  };
+  const auto add_gather = [&](std::map<Axis, LayerTraffic::Sent>& to, const ParamBucket& bucket, int64_t ranks) {
+    const auto bytes = static_cast<double>(bytes_of(bucket.dtype, bucket.numel));
+    add(to, bucket, all_gather_cost(bytes, ranks).wire_bytes, ranks);
   };
   const std::vector<ParamBucket> trained = buckets_of(spec, params), frozen = frozen_buckets_of(spec, params);
   for (const auto* buckets : {&trained, &frozen})
@@ -26,10 +32,10 @@ LayerTraffic traffic_of(const EngineSpec& spec, const PartWork& layer) {
         traffic.host_bytes +=
             static_cast<double>(bytes_of(bucket.dtype, bucket.numel / shard_size(spec.mesh, bucket.axis)));
       if (bucket.shards_weights && all > 1) {
-        add(traffic.weights, bucket, bucket.dtype, shard_size(spec.mesh, bucket.axis));
-        if (spec.mesh.fsdp_shard > 0) add(traffic.first_weights, bucket, bucket.dtype, all);
+        add_gather(traffic.weights, bucket, shard_size(spec.mesh, bucket.axis));
+        if (spec.mesh.fsdp_shard > 0) add_gather(traffic.first_weights, bucket, all);
       }
-      if (bucket.shards_gradients) add(traffic.gradients, bucket, bucket.grad(), all);
+      if (bucket.shards_gradients) add(traffic.gradients, bucket, gradient_wire_bytes(spec, bucket), all);
     }
   return traffic;
 }

@@ -32,6 +32,18 @@ struct Case {
   std::vector<LayerSeconds> passes;
 };
 
+// Sums of bf16 over more than 8 ranks are f32 between levels, but not NCCL's own.
+TEST(GradientBytes, OfBf16AreThoseOfF32BetweenLevels) {
+  EngineSpec spec;
+  spec.mesh = {.dp = 16, .edp = 16};
+  ParamBucket bucket{.axis = Axis::dp_cp, .numel = 1600};
+  EXPECT_EQ(gradient_wire_bytes(spec, bucket), 4 * 1500);
+  bucket.sums_apart = true;
+  EXPECT_EQ(gradient_wire_bytes(spec, bucket), 2 * 1400 + 4 * 100);
+  spec.sums = GpuSums::nccl;
+  EXPECT_EQ(gradient_wire_bytes(spec, bucket), 2 * 1500);
+}
+
 // The buffers keep two layers at each turn: (2 L - 4) M + 2 gathers. Most of many micro-batches are not run.
 TEST(ShardedLayers, GatherOnlyLayersThatAreNotBuffered) {
   for (const int64_t M : {1, 3, 1000}) {

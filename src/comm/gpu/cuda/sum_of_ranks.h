@@ -1,26 +1,15 @@
-// The sum over all ranks of a group at once on a GPU, with the bits of comm/message_group.h: in the order of
-// the ranks, or over the levels of comm/collective_levels.h.
+// The sum of a collective over ranks on a GPU, in their order, with the bits of comm/rank_order_sum.h.
 #pragma once
 
-#include <cstdint>
-
-#include "comm/collective_levels.h"
+#include "comm/rank_parts.h"
 #include "device/device.h"
 
 namespace moebius::cuda {
 
-// The parts that the ranks of a group have for this rank:
-// its own, and the others by rank, stride_bytes apart.
-struct RankParts {
-  const void* own = nullptr;
-  const void* arrived = nullptr;  // begins with the part of rank 0; the place of own_rank is not read
-  int64_t stride_bytes = 0;
-  int own_rank = 0;
-};
-
 // Writes the sum of the parts of all ranks to out, on `stream` (a cudaStream_t). bf16 is added in f32 and
-// rounded once. out may be parts.own.
-// REQUIRES: can_sum(out.dtype), at most 8 levels.
-void sum_of_ranks(void* stream, Tensor out, const RankParts& parts, const CollectiveLevels& levels);
+// rounded once. out has the dtype of the parts, or is the f32 sum of bf16 parts, or the bf16 sum of f32 parts.
+// out may be parts.own if both have one dtype.
+// REQUIRES: can_sum(parts.dtype), parts.count > 0.
+void sum_of_ranks(void* stream, Tensor out, const RankParts& parts);
 
 }  // namespace moebius::cuda

@@ -1,12 +1,37 @@
+#include "comm/gpu/nccl/group.h"
+
 #include <algorithm>
 
 #include "comm/gpu/cuda/sum_of_ranks.h"
 #include "comm/gpu/gpu_group.h"
-#include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl/world.h"
+#include "comm/reduce_parts.h"
 
 namespace moebius {
 namespace {
+
+// Returns the messages of a step, in which to[d] has as many spans as member d has for this rank. A rank begins with
+// its neighbours, so that not all of them begin with rank 0.
+NcclMessages messages_of(const LevelStep& step, const std::vector<Spans>& to, const std::vector<Spans>& from) {
+  NcclMessages messages;
+  for (int i = 1; i < step.radix(); ++i) {
+    const int next = (step.digit + i) % step.radix(), previous = (step.digit + step.radix() - i) % step.radix();
+    for (const Span& span : to[next]) messages.push_back({.span = span, .peer = step.members[next], .sends = true});
+    for (const Span& span : from[previous]) messages.push_back({.span = span, .peer = step.members[previous]});
+  }
+  return messages;
+}
+
+std::vector<Spans> one_each(const Spans& spans) {
+  std::vector<Spans> each;
+  for (const Span& span : spans) each.push_back({span});
+  return each;
+}
+
+void copy(cudaStream_t on, const Span& to, const Span& from) {
+  if (to.data == from.data || from.num_bytes == 0) return;
+  MOEBIUS_CUDA(cudaMemcpyAsync(to.data, from.data, from.num_bytes, cudaMemcpyDeviceToDevice, on));
+}
 
 int64_t bytes_for_others(const Spans& to, int rank) {
   int64_t bytes = 0;
@@ -17,12 +42,20 @@ int64_t bytes_for_others(const Spans& to, int rank) {
 class NcclGroup final : public GpuGroup {
  public:
   NcclGroup(NcclWorld& world, std::unique_ptr<Group> on_host, const NcclUse& use)
-      : GpuGroup(std::move(on_host)), world_(world), levels_(size(), use.node), lane_(alone_), overlapped_(alone_) {
+      : GpuGroup(std::move(on_host)),
+        world_(world),
+        levels_(size(), use.node),
+        steps_(levels_.steps(rank())),
+        lane_(alone_),
+        overlapped_(alone_) {
     if (size() == 1) return;
     lane_ = world_.collective_lane(over(), NcclLaneKind::blocking);
     if (use.overlapped) overlapped_ = world_.collective_lane(over(), NcclLaneKind::overlapped);
-    if (use.beside_products) overlapped_ = world_.collective_lane(over(), NcclLaneKind::beside_products);
-    taken_ = use.beside_products ? NcclWorld::kBesideProducts : 0;
+    // NCCL's own sums might add in another order with fewer blocks.
+    if (use.beside_products && world_.sums() == GpuSums::ranks) {
+      overlapped_ = world_.collective_lane(over(), NcclLaneKind::beside_products);
+      taken_ = NcclWorld::kBesideProducts;
+    }
     if (use.neighbours) make_pairs();
     setup_bytes_ = over().sent_bytes();
   }
@@ -53,27 +86,17 @@ class NcclGroup final : public GpuGroup {
     world_.exchange(on, lane, to, from);
     world_.count(counters_, bytes_for_others(to, lane.rank));
   }
-  // Memory with space for stride_bytes from each rank.
-  struct Arriving {
-    void* data;
-    int64_t stride_bytes;
-  };
-  // Returns the memory for the sums of blocking calls, in pieces.
-  Arriving arriving() const { return {world_.arrived(), NcclWorld::kArrivedBytes / size() / 16 * 16}; }
-  // Sends to[r] to rank r. The parts of the other ranks for this one arrive.
-  void exchange_parts(cudaStream_t on, const NcclLane& lane, const Spans& to, const Arriving& parts);
-  // Computes out = the sum over ranks of their parts, of which `own` was computed here.
-  void sum_parts(cudaStream_t on, const Tensor& out, const Tensor& own, const Arriving& parts);
-  // Does both.
-  void sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own, const Spans& to,
-                    const Arriving& parts);
+  void send_messages(cudaStream_t on, const NcclLane& lane, const NcclMessages& messages);
+  // The exchanges and sums of collectives over levels.
+  LevelCalls level_calls(cudaStream_t on, const NcclLane& lane);
+  PartCalls part_calls(cudaStream_t on, const NcclLane& lane);
+  Span arrived() const { return {static_cast<std::byte*>(world_.arrived()), NcclWorld::kArrivedBytes}; }
   // Counts the bytes of a pass of one of NCCL's own collectives over x, which has the parts of all ranks.
   void count_pass(const Tensor& x) { world_.count(counters_, x.num_bytes() / size() * (size() - 1)); }
   void gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
   // Runs body on a side stream, after all work that s has so far.
-  // then: launched on the engine's stream by wait().
   template <class Body>
-  Pending start(const NcclLane& lane, Body&& body, std::function<void()> then = {});
+  Pending start(const NcclLane& lane, Body&& body);
   Pending transfer(const char* op, const Tensor& x, int other, bool sends);
   template <class Body>
   void timed(Body&& body) {
@@ -85,6 +108,7 @@ class NcclGroup final : public GpuGroup {
 
   NcclWorld& world_;
   CollectiveLevels levels_;
+  std::vector<LevelStep> steps_;  // of this rank
   NcclLane alone_, lane_, overlapped_;
   std::map<int, NcclLane> to_, from_;  // by neighbour
   std::shared_ptr<NcclCounters> counters_ = std::make_shared<NcclCounters>();
@@ -95,21 +119,16 @@ class NcclGroup final : public GpuGroup {
 // An overlapped operation: the lane's stream runs concurrently with the caller's until wait().
 class NcclGroup::Joining final : public Pending::Transfer {
  public:
-  Joining(NcclGroup& group, cudaEvent_t done, std::function<void()> then)
-      : group_(group), done_(done), then_(std::move(then)) {}
+  Joining(NcclGroup& group, cudaEvent_t done) : group_(group), done_(done) {}
   ~Joining() override { group_.world_.release_event(done_); }
   void wait() override {
-    group_.timed([&] {
-      MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_));
-      if (then_) then_();
-    });
+    group_.timed([&] { MOEBIUS_CUDA(cudaStreamWaitEvent(group_.world_.stream(), done_)); });
   }
   void wait_on_host() override { group_.world_.wait_for(done_); }
 
  private:
   NcclGroup& group_;
   cudaEvent_t done_;
-  std::function<void()> then_;
 };
 
 // All ranks connect in the same order, so that they cannot deadlock: around the ring forward, then back.
@@ -132,29 +151,29 @@ void NcclGroup::record(const char* op, const Tensor& x) {
 
 // --- collectives ----------------------------------------------------------------------------------------------------
 
-void NcclGroup::exchange_parts(cudaStream_t on, const NcclLane& lane, const Spans& to, const Arriving& parts) {
-  const int64_t own_bytes = to[rank()].num_bytes;  // slices of other ranks may be shorter or longer
-  Spans from;
-  for (int r = 0; r < size(); ++r)
-    from.push_back({.data = static_cast<std::byte*>(parts.data) + r * parts.stride_bytes, .num_bytes = own_bytes});
-  from[rank()] = to[rank()];
-  exchange(on, lane, to, from);
+void NcclGroup::send_messages(cudaStream_t on, const NcclLane& lane, const NcclMessages& messages) {
+  world_.exchange(on, lane, messages);
+  int64_t bytes = 0;
+  for (const NcclMessage& message : messages) bytes += message.sends ? message.span.num_bytes : 0;
+  world_.count(counters_, bytes);
 }
 
-void NcclGroup::sum_parts(cudaStream_t on, const Tensor& out, const Tensor& own, const Arriving& parts) {
-  cuda::sum_of_ranks(on, out,
-                     {.own = own.data, .arrived = parts.data, .stride_bytes = parts.stride_bytes, .own_rank = rank()},
-                     levels_);
+LevelCalls NcclGroup::level_calls(cudaStream_t on, const NcclLane& lane) {
+  return {.exchange =
+              [this, on, &lane](const LevelStep& step, const Spans& to, const Spans& from) {
+                send_messages(on, lane, messages_of(step, one_each(to), one_each(from)));
+                copy(on, from[step.digit], to[step.digit]);
+              },
+          .sum = [on](const Tensor& out, const RankParts& parts) { cuda::sum_of_ranks(on, out, parts); }};
 }
 
-void NcclGroup::sum_exchange(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& own,
-                             const Spans& to, const Arriving& parts) {
-  exchange_parts(on, lane, to, parts);
-  sum_parts(on, out, own, parts);
+PartCalls NcclGroup::part_calls(cudaStream_t on, const NcclLane& lane) {
+  return {.levels = level_calls(on, lane),
+          .exchange = [this, on, &lane](
+                          const LevelStep& step, const std::vector<Spans>& to,
+                          const std::vector<Spans>& from) { send_messages(on, lane, messages_of(step, to, from)); },
+          .copy = [on](const Span& to, const Span& from) { copy(on, to, from); }};
 }
-
-// Returns the number of elements whose shares from all ranks arrive at once.
-int64_t piece_of(const Tensor& x, int size) { return NcclWorld::kArrivedBytes / size / size_of(x.dtype) / 16 * 16; }
 
 void NcclGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
   record("all_reduce_sum", x);
@@ -167,13 +186,13 @@ void NcclGroup::gpu_all_reduce_sum(Stream& s, const Tensor& x) {
     });
   }
   timed([&] {
-    const int64_t n = x.numel(), piece = piece_of(x, size()) * size();
-    for (int64_t at = 0; at < n; at += piece) {
-      const Tensor piece_N = flat(x).rows(at, std::min(at + piece, n));
-      const Spans slices = slices_of(piece_N, size());
-      const Tensor own = slice_of(piece_N, rank(), size());
-      sum_exchange(cuda_stream(s), lane_, own, own, slices, arriving());
-      exchange(cuda_stream(s), lane_, Spans(size(), span_of(own)), slices);
+    const LevelCalls calls = level_calls(cuda_stream(s), lane_);
+    const int64_t n = x.numel(), fits = elements_that_fit(levels_, n, x.dtype, arrived().num_bytes);
+    for (int64_t at = 0; at < n; at += fits * size()) {
+      const Tensor piece_N = flat(x).rows(at, std::min(at + fits * size(), n));
+      const LevelMemory memory = level_memory(levels_, piece_N.numel(), x.dtype, arrived().data);
+      sum_over_levels(calls, steps_, slice_of(piece_N, levels_.place(rank()), size()), piece_N, memory);
+      gather_over_levels(calls, steps_, piece_N);
     }
   });
 }
@@ -186,16 +205,7 @@ void NcclGroup::gpu_reduce_scatter_sum(Stream& s, const Tensor& out, const Tenso
       count_pass(in);
     });
   }
-  timed([&] {
-    const int64_t own = out.numel(), piece = piece_of(in, size());
-    for (int64_t at = 0; at < own; at += piece) {
-      const int64_t end = std::min(at + piece, own);
-      const auto part = [&](int r) { return flat(in).rows(r * own + at, r * own + end); };
-      Spans to;
-      for (int r = 0; r < size(); ++r) to.push_back(span_of(part(r)));
-      sum_exchange(cuda_stream(s), lane_, flat(out).rows(at, end), part(rank()), to, arriving());
-    }
-  });
+  timed([&] { reduce_parts(part_calls(cuda_stream(s), lane_), levels_, rank(), out, in, arrived()); });
 }
 
 void NcclGroup::gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
@@ -218,44 +228,37 @@ void NcclGroup::gpu_all_to_all_v(Stream& s, const AllToAllV& a) {
 
 void NcclGroup::gpu_broadcast(Stream& s, const Tensor& x, int root) {
   record("broadcast", x);
-  Spans to(size()), from(size());
-  from[root] = span_of(x);
-  if (rank() == root) to.assign(size(), span_of(x));
-  timed([&] { exchange(cuda_stream(s), lane_, to, from); });
+  timed([&] { broadcast_over_levels(level_calls(cuda_stream(s), lane_), levels_, rank(), root, x); });
 }
 
 // --- overlapped with other work -------------------------------------------------------------------------------------
 
 template <class Body>
-Pending NcclGroup::start(const NcclLane& lane, Body&& body, std::function<void()> then) {
+Pending NcclGroup::start(const NcclLane& lane, Body&& body) {
   world_.limit_launch_queue();
   world_.order(world_.stream(), lane.stream);
   body(lane.stream);
   const cudaEvent_t done = world_.take_event();
-  auto joining = std::make_unique<Joining>(*this, done, std::move(then));
+  auto joining = std::make_unique<Joining>(*this, done);
   MOEBIUS_CUDA(cudaEventRecord(done, lane.stream));
   return Pending(std::move(joining));
 }
 
 Pending NcclGroup::gpu_start_reduce_scatter_sum(Stream& s, const Tensor& out, const Tensor& in, const Tensor& arrived) {
-  if (!overlapped_.stream) return GpuGroup::gpu_start_reduce_scatter_sum(s, out, in, arrived);
+  const bool of_nccl = world_.sums() == GpuSums::nccl && size() > 1;
+  // The memory is too small for the f32 sums of a few bf16 elements over several levels.
+  const int64_t fit =
+      elements_that_fit(levels_, out.numel(), in.dtype, aligned_for(in.dtype, span_of(arrived)).num_bytes);
+  const bool is_small = !of_nccl && fit == 0 && out.numel() > 0;
+  if (!overlapped_.stream || is_small) return GpuGroup::gpu_start_reduce_scatter_sum(s, out, in, arrived);
   record("start_reduce_scatter_sum", in);
-  if (world_.sums() == GpuSums::nccl && size() > 1) {
-    return start(overlapped_, [&](cudaStream_t on) {
+  return start(overlapped_, [&](cudaStream_t on) {
+    if (of_nccl) {
       world_.nccl_reduce_scatter(on, overlapped_, out, in);
-      count_pass(in);
-    });
-  }
-  const Tensor own = in.rows(rank() * out.dim(0), (rank() + 1) * out.dim(0));
-  const Arriving parts{arrived.data, out.num_bytes()};
-  if (taken_ == 0) {
-    return start(overlapped_,
-                 [&](cudaStream_t on) { sum_exchange(on, overlapped_, out, own, blocks_of(in, size()), parts); });
-  }
-  // The sum would have to wait for the multiprocessors of the products beside the exchange, so it follows them.
-  return start(
-      overlapped_, [&](cudaStream_t on) { exchange_parts(on, overlapped_, blocks_of(in, size()), parts); },
-      [this, out, own, parts] { sum_parts(world_.stream(), out, own, parts); });
+      return count_pass(in);
+    }
+    reduce_parts(part_calls(on, overlapped_), levels_, rank(), out, in, span_of(arrived));
+  });
 }
 
 Pending NcclGroup::gpu_start_all_gather(Stream& s, const Tensor& out, const Tensor& in) {
@@ -289,6 +292,10 @@ Pending NcclGroup::gpu_recv(Stream&, const Tensor& x, int from) { return transfe
 
 }  // namespace
 
+std::unique_ptr<Group> make_nccl_group(NcclWorld& world, std::unique_ptr<Group> over, const NcclUse& use) {
+  return std::make_unique<NcclGroup>(world, std::move(over), use);
+}
+
 // --- links ----------------------------------------------------------------------------------------------------------
 
 struct NcclLinks::Impl {
@@ -307,7 +314,7 @@ NcclLinks::NcclLinks(Transport& world, Accelerator& gpu, GpuSums sums) : impl_(n
 NcclLinks::~NcclLinks() = default;
 
 std::unique_ptr<Group> NcclLinks::make_group(std::unique_ptr<Group> over, const NcclUse& use) {
-  return std::make_unique<NcclGroup>(impl_->world, std::move(over), use);
+  return make_nccl_group(impl_->world, std::move(over), use);
 }
 
 void NcclLinks::abandon() { impl_->world.abandon(); }

@@ -24,22 +24,34 @@ void add_length(const TimedInterval& interval, int64_t times) {
   interval.counters->seconds += 1e-3 * ms * static_cast<double>(times);
 }
 
-ncclResult_t make_comm_of(ncclComm_t* comm, int size, const ncclUniqueId& id, int rank, int max_blocks) {
+ncclResult_t make_comm_of(const NcclLibrary& nccl, ncclComm_t* comm, int size, const ncclUniqueId& id, int rank,
+                          int max_blocks) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   if (max_blocks > 0) config.minCTAs = config.maxCTAs = max_blocks;
-  return nccl_library().comm_init(comm, size, id, rank, &config);
+  return nccl.comm_init(comm, size, id, rank, &config);
 }
 
-void launch_exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
-  const NcclLibrary& nccl = nccl_library();
+void launch_messages(const NcclLibrary& nccl, cudaStream_t on, const NcclLane& lane, const NcclMessages& messages) {
   MOEBIUS_NCCL(nccl.group_start());
-  for (int i = 1; i < lane.size; ++i) {
-    const int next = (lane.rank + i) % lane.size, previous = (lane.rank + lane.size - i) % lane.size;
-    const Span &out = to[next], &in = from[previous];
-    if (out.num_bytes > 0) MOEBIUS_NCCL(nccl.send(out.data, out.num_bytes, ncclInt8, next, lane.comm, on));
-    if (in.num_bytes > 0) MOEBIUS_NCCL(nccl.recv(in.data, in.num_bytes, ncclInt8, previous, lane.comm, on));
+  for (const auto& [span, peer, sends] : messages) {
+    if (span.num_bytes == 0) continue;
+    if (sends)
+      MOEBIUS_NCCL(nccl.send(span.data, span.num_bytes, ncclInt8, peer, lane.comm, on));
+    else
+      MOEBIUS_NCCL(nccl.recv(span.data, span.num_bytes, ncclInt8, peer, lane.comm, on));
   }
   MOEBIUS_NCCL(nccl.group_end());
+}
+
+void launch_exchange(const NcclLibrary& nccl, cudaStream_t on, const NcclLane& lane, const Spans& to,
+                     const Spans& from) {
+  NcclMessages messages;
+  for (int i = 1; i < lane.size; ++i) {
+    const int next = (lane.rank + i) % lane.size, previous = (lane.rank + lane.size - i) % lane.size;
+    messages.push_back({.span = to[next], .peer = next, .sends = true});
+    messages.push_back({.span = from[previous], .peer = previous});
+  }
+  launch_messages(nccl, on, lane, messages);
   const Span &own = to[lane.rank], &place = from[lane.rank];
   if (own.data != place.data && own.num_bytes > 0)
     MOEBIUS_CUDA(cudaMemcpyAsync(place.data, own.data, own.num_bytes, cudaMemcpyDeviceToDevice, on));
@@ -70,8 +82,8 @@ NcclCapture::~NcclCapture() {
   }
 }
 
-NcclWorld::NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums)
-    : transport_(world), gpu_(gpu), sums_(sums), arrived_(DeviceKind::cuda, kArrivedBytes) {
+NcclWorld::NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums, const NcclLibrary& nccl)
+    : transport_(world), gpu_(gpu), sums_(sums), nccl_(nccl), arrived_(DeviceKind::cuda, kArrivedBytes) {
   for (cudaEvent_t& pace : paces_) MOEBIUS_CUDA(cudaEventCreateWithFlags(&pace, cudaEventDisableTiming));
   gpu_.state<GpuWaitWatchdog>().check = [this](double waited_s) { check_wait(waited_s); };
 }
@@ -94,8 +106,8 @@ NcclWorld::~NcclWorld() {
 // Destroys the communicators at the regular end of a run. Other ranks may have failed meanwhile.
 void NcclWorld::destroy_comms() noexcept {
   try {
-    call_with_ranks("ending the communicators of NCCL", {}, [comms = comms_] {
-      for (ncclComm_t comm : comms) nccl_library().comm_destroy(comm);
+    call_with_ranks("ending the communicators of NCCL", {}, [comms = comms_, &nccl = nccl_] {
+      for (ncclComm_t comm : comms) nccl.comm_destroy(comm);
     });
   } catch (const std::exception&) {
     abandoned_ = true;  // a call that hangs stays on its thread
@@ -122,14 +134,13 @@ void NcclWorld::call_with_ranks(const std::string& what, const std::vector<int>&
 // The first sends NCCL's id to the others by messages of the world, so that a missing rank
 // is noticed there.
 ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members, int max_blocks) {
-  const NcclLibrary& nccl = nccl_library();
   ThreadPool pool(1);
   Stream host(DeviceKind::cpu, pool);
   ncclUniqueId id{};
   uint8_t bytes[sizeof id];
   const Tensor text = tensor_of(bytes, {int64_t{sizeof id}});
   if (over.rank() == members[0]) {
-    MOEBIUS_NCCL(nccl.get_unique_id(&id));
+    MOEBIUS_NCCL(nccl_.get_unique_id(&id));
     std::memcpy(bytes, &id, sizeof id);
     for (size_t i = 1; i < members.size(); ++i) over.send(host, text, members[i]).wait();
   } else {
@@ -140,7 +151,9 @@ ncclComm_t NcclWorld::make_comm(Group& over, const std::vector<int>& members, in
   const auto rank = static_cast<int>(found - members.begin()), size = static_cast<int>(members.size());
   const auto comm = std::make_shared<ncclComm_t>(nullptr);
   call_with_ranks(fmt::format("making a communicator of NCCL for group {}", over.name()), others_of(over, members),
-                  [=] { MOEBIUS_NCCL(make_comm_of(comm.get(), size, id, rank, max_blocks)); });
+                  [comm, id, rank, size, max_blocks, &nccl = nccl_] {
+                    MOEBIUS_NCCL(make_comm_of(nccl, comm.get(), size, id, rank, max_blocks));
+                  });
   comms_.push_back(*comm);
   return *comm;
 }
@@ -190,9 +203,10 @@ NcclLane& NcclWorld::pair_lane(Group& over, int from, int to) {
 void NcclWorld::connect(Group& over, const std::vector<int>& members, const NcclLane& lane,
                         const std::pair<Spans, Spans>& to_and_from) {
   try {
-    call_with_ranks(
-        fmt::format("connecting the ranks of group {} by NCCL", over.name()), others_of(over, members),
-        [on = stream(), lane, to_and_from] { launch_exchange(on, lane, to_and_from.first, to_and_from.second); });
+    call_with_ranks(fmt::format("connecting the ranks of group {} by NCCL", over.name()), others_of(over, members),
+                    [on = stream(), lane, to_and_from, &nccl = nccl_] {
+                      launch_exchange(nccl, on, lane, to_and_from.first, to_and_from.second);
+                    });
   } catch (...) {
     abandon();  // ends the thread that hangs there
     throw;
@@ -206,25 +220,30 @@ void NcclWorld::synchronize_stream() { cuda::synchronize(gpu_); }
 
 void NcclWorld::exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from) {
   check_not_abandoned();
-  launch_exchange(on, lane, to, from);
+  launch_exchange(nccl_, on, lane, to, from);
+}
+
+void NcclWorld::exchange(cudaStream_t on, const NcclLane& lane, const NcclMessages& messages) {
+  check_not_abandoned();
+  launch_messages(nccl_, on, lane, messages);
 }
 
 void NcclWorld::nccl_all_reduce(cudaStream_t on, const NcclLane& lane, const Tensor& x) {
   check_not_abandoned();
   const size_t count = static_cast<size_t>(x.numel());
-  MOEBIUS_NCCL(nccl_library().all_reduce(x.data, x.data, count, nccl_type(x.dtype), ncclSum, lane.comm, on));
+  MOEBIUS_NCCL(nccl_.all_reduce(x.data, x.data, count, nccl_type(x.dtype), ncclSum, lane.comm, on));
 }
 
 void NcclWorld::nccl_reduce_scatter(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
   check_not_abandoned();
   const size_t count = static_cast<size_t>(out.numel());
-  MOEBIUS_NCCL(nccl_library().reduce_scatter(in.data, out.data, count, nccl_type(in.dtype), ncclSum, lane.comm, on));
+  MOEBIUS_NCCL(nccl_.reduce_scatter(in.data, out.data, count, nccl_type(in.dtype), ncclSum, lane.comm, on));
 }
 
 void NcclWorld::nccl_all_gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in) {
   check_not_abandoned();
   const size_t bytes = static_cast<size_t>(in.num_bytes());
-  MOEBIUS_NCCL(nccl_library().all_gather(in.data, out.data, bytes, ncclInt8, lane.comm, on));
+  MOEBIUS_NCCL(nccl_.all_gather(in.data, out.data, bytes, ncclInt8, lane.comm, on));
 }
 
 void NcclWorld::order(cudaStream_t before, cudaStream_t after) {
@@ -342,7 +361,7 @@ void NcclWorld::check_wait(double waited_s) {
     transport_.check();
     for (ncclComm_t comm : comms_) {
       ncclResult_t status = ncclSuccess;
-      MOEBIUS_NCCL(nccl_library().async_error(comm, &status));
+      MOEBIUS_NCCL(nccl_.async_error(comm, &status));
       if (status != ncclSuccess && status != ncclInProgress) check_nccl(status, "a collective of NCCL");
     }
     const WorldOptions& options = transport_.options();
@@ -373,9 +392,9 @@ void NcclWorld::abandon() {
   cudaGetDevice(&device);
   for (ncclComm_t comm : comms_) {
     aborts_open_->fetch_add(1);
-    std::thread([device, comm, open = aborts_open_] {
+    std::thread([device, comm, open = aborts_open_, &nccl = nccl_] {
       cudaSetDevice(device);
-      nccl_library().comm_abort(comm);
+      nccl.comm_abort(comm);
       open->fetch_sub(1);
     }).detach();
   }

@@ -14,7 +14,7 @@
 
 #include "comm/gpu/nccl.h"
 #include "comm/gpu/nccl/library.h"
-#include "comm/rank_parts.h"
+#include "comm/level_collectives.h"
 #include "device/cuda/cuda.h"
 
 namespace moebius {
@@ -25,6 +25,15 @@ struct NcclLane {
   int rank = 0, size = 1;         // this process's rank in it, and its size
   cudaStream_t stream = nullptr;  // null: the caller's stream
 };
+
+// A message of an exchange, to or from another rank of a communicator.
+struct NcclMessage {
+  Span span;
+  int peer = 0;
+  bool sends = false;
+};
+// The messages of a rank. Those between two ranks are matched in order.
+using NcclMessages = std::vector<NcclMessage>;
 
 // The counters of one group.
 struct NcclCounters {
@@ -63,7 +72,8 @@ class NcclWorld {
   // The blocks of NCCL's kernels beside matrix products, which have the other multiprocessors.
   static constexpr int kBesideProducts = 16;
 
-  NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums);
+  // nccl must outlive the process's threads: calls that hang are abandoned on one.
+  NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums, const NcclLibrary& nccl = nccl_library());
   ~NcclWorld();
   NcclWorld(const NcclWorld&) = delete;
 
@@ -75,6 +85,8 @@ class NcclWorld {
   // Launches on `on`: to[r] is sent to rank r, and rank r fills from[r]. This rank's own
   // part is copied.
   void exchange(cudaStream_t on, const NcclLane& lane, const Spans& to, const Spans& from);
+  // Launches these messages at once. Messages without bytes are left out.
+  void exchange(cudaStream_t on, const NcclLane& lane, const NcclMessages& messages);
   // Makes later work of `after` wait for all work that `before` has so far.
   void order(cudaStream_t before, cudaStream_t after);
   cudaEvent_t take_event();
@@ -101,8 +113,8 @@ class NcclWorld {
   Transport& transport() { return transport_; }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.native_stream()); }
   void* arrived() const { return arrived_.data(); }
-  // The bytes of the buffer in which the parts of all ranks arrive, in the sums of blocking
-  // calls. A larger sum is computed in pieces.
+  // The bytes of the buffer for the sums of blocking calls: for what arrives, and for sums
+  // between levels. A larger sum is computed in pieces.
   static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
 
  private:
@@ -127,6 +139,7 @@ class NcclWorld {
   Transport& transport_;
   Accelerator& gpu_;
   GpuSums sums_;
+  const NcclLibrary& nccl_;
   Buffer arrived_;
   std::map<std::pair<std::vector<int>, int>, NcclLane> lanes_;  // indexed by world ranks and kind
   int num_pairs_ = 0;
