@@ -16,7 +16,7 @@ Axis axis_of_experts(const MeshShape& shape) { return shape.etp == 1 ? Axis::ep 
 NcclUse use_of(const MeshShape& shape, Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp || axis == Axis::cp_outer,
           .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp,
-          .beside_products = (axis == Axis::tp && shape.tp_overlap) || (axis == Axis::cp && shape.cp_overlap),
+          .few_blocks = (axis == Axis::tp && shape.tp_overlap) || (axis == Axis::cp && shape.cp_overlap),
           .node = axis == axis_of_experts(shape) ? static_cast<int>(shape.ranks_per_node) : 8};
 }
 

@@ -70,21 +70,6 @@ bool can_overlap_update(const EngineSpec& spec) {
          spec.mesh.world() == spec.mesh.pp && !spec.offload_weights;
 }
 
-namespace {
-
-// Exchanges of tp and cp overlap with products on CPUs, and between nodes. Inside a node the kernels of NCCL would take
-// more from the products than they hide (docs/measurements/performance/several-gpus.md).
-MeshShape with_overlap(MeshShape mesh, const RunSpec& run) {
-  const auto overlaps = [&](int64_t ranks) {
-    return run.parallel.overlap && (run.device == DeviceKind::cpu || ranks > mesh.ranks_per_node);
-  };
-  mesh.tp_overlap = overlaps(mesh.tp);
-  mesh.cp_overlap = overlaps(mesh.tp * mesh.cp);
-  return mesh;
-}
-
-}  // namespace
-
 EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
   MOEBIUS_CHECK(usage, !run.memory.automatic,
                 "memory.recompute = \"auto\" is chosen by `train`, `config`, `plan`, and `bench step` with one rank or "
@@ -109,7 +94,7 @@ EngineSpec training_engine_spec(const RunSpec& run, const MeshShape& mesh) {
       .expert_rows = expert_rows_budget(run),
       .freeze = run.train.freeze,
       .lora = run.lora,
-      .mesh = with_overlap(mesh, run),
+      .mesh = mesh,
       .pipeline = {.schedule = run.parallel.schedule, .num_virtual = run.parallel.vpp, .layout = run.parallel.layout},
       .dispatcher = resolve_dispatcher(run).kind,
       .rates = run.rates,
@@ -141,6 +126,22 @@ EngineSpec on_other_gpu(EngineSpec spec) {
   return spec;
 }
 
+namespace {
+
+// Exchanges of tp and cp overlap with products on CPUs, and between nodes. Inside a node the kernels of NCCL would take
+// more from the products than they hide (docs/measurements/performance/several-gpus.md).
+void choose_overlap(EngineSpec& spec) {
+  MeshShape& mesh = spec.mesh;
+  const auto overlaps = [&](int64_t ranks) {
+    const bool is_slow = target_of(spec) != DeviceKind::cuda || ranks > mesh.ranks_per_node;
+    return spec.use == ModelUse::training && spec.overlap && is_slow;
+  };
+  mesh.tp_overlap = overlaps(mesh.tp);
+  mesh.cp_overlap = overlaps(mesh.tp * mesh.cp);
+}
+
+}  // namespace
+
 EngineSpec resolved(EngineSpec spec) {
   if (spec.device != DeviceKind::null) spec.target = spec.device;
   if (spec.kernels != KernelChoice::automatic) spec.precision.has_f8_kernels = false;
@@ -155,6 +156,7 @@ EngineSpec resolved(EngineSpec spec) {
   // in flight.
   spec.pipeline.num_micro_batches = spec.mesh.pp > 1 ? spec.num_micro_batches : 1;
   spec.pipeline.overlap = spec.overlap;
+  choose_overlap(spec);
   return spec;
 }
 

@@ -56,11 +56,11 @@ void add_sent(PassWork& work, Axis axis, const std::string& call, double bytes) 
   const bool starts = call.starts_with(kStart);
   const GroupCall kind = group_call(starts ? call.substr(kStart.size()) : call);
   const auto found = std::find_if(work.sent.begin(), work.sent.end(), [&](const SentWork& s) {
-    return s.axis == axis && s.call == kind && s.beside_products == starts;
+    return s.axis == axis && s.call == kind && s.overlaps == starts;
   });
   SentWork& sent = found != work.sent.end()
                        ? *found
-                       : work.sent.emplace_back(SentWork{.axis = axis, .call = kind, .beside_products = starts});
+                       : work.sent.emplace_back(SentWork{.axis = axis, .call = kind, .overlaps = starts});
   ++sent.calls;
   sent.wire_bytes += bytes;
 }

@@ -51,8 +51,8 @@ struct SentWork {
   Axis axis = Axis::world;
   GroupCall call = GroupCall::all_gather;
   int64_t calls = 0;
-  double wire_bytes = 0;         // sum over all calls
-  bool beside_products = false;  // started beside products that do not depend on it (model/attention/row_blocks.h)
+  double wire_bytes = 0;  // sum over all calls
+  bool overlaps = false;  // started beside products that do not depend on it (model/attention/row_blocks.h)
 };
 
 // The work of a pass, in the order of its first calls.

@@ -219,7 +219,7 @@ void overlap_parts(PassTime& forward, PassTime& backward, const TimeContext& c) 
 
 // Hides exchanges of rows of tp and cp (model/attention/row_blocks.h). Beside them is about half of a backward pass's
 // products: those of the weight gradients. beside: seconds of these exchanges.
-void hide_beside_products(PassTime& time, const TimeContext& c, double beside) {
+void hide_in_products(PassTime& time, const TimeContext& c, double beside) {
   if (c.assume.system != PlanSystem::moebius || beside <= 0) return;
   constexpr double kMultiprocessors = 16;  // of NCCL's kernels (comm/gpu/nccl/world.h)
   double& products = time.kernels[static_cast<size_t>(KernelClass::products)];
@@ -387,11 +387,11 @@ PassTime pass_time(const TimeContext& c, const PassWork& work) {
     const double n = static_cast<double>(sent.calls);
     const auto axis = static_cast<size_t>(sent.axis);
     time.groups[axis] += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
-    if (sent.beside_products) beside += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
+    if (sent.overlaps) beside += n * group_seconds(c, span, sent.call, sent.wire_bytes / n);
     time.wire_bytes[axis] += sent.wire_bytes;
     time.messages += n * group_messages(c, span, sent.call);
   }
-  hide_beside_products(time, c, beside);
+  hide_in_products(time, c, beside);
   return time;
 }
 

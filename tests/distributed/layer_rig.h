@@ -160,7 +160,7 @@ LayerPasses both_passes(LayerRig& rig, const Mesh& mesh, const Layer& layer, typ
   count(0);
   const auto input = [&] { return x.tensor(); };
   if constexpr (requires { layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input); }) {
-    Attention::InputGradient gradient = layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input);
+    auto gradient = layer.backward_input(step, dy.tensor(), saved, /*with_dx=*/true, input);
     layer.backward_weight(step, saved);
     gradient.sum.wait();
     copy(step.stream, dx.tensor(), gradient.dx_tD);

@@ -58,6 +58,9 @@ const GpuLayout kLayouts[] = {
     {"pp2_vpp2_ep2_sigmoid", 4, {.pp = 2, .vpp = 2, .ep = 2}, {.sigmoid = true}},
     {"dp2_capacity", 2, {}, {.capacity = true}},
     {"tp2", 2, {.tp = 2}},
+    {"tp2_nodes_of_1", 2, {.tp = 2, .ranks_per_node = 1}},  // exchanges overlap with products
+    {"tp2_latent_nodes_of_1", 2, {.tp = 2, .ranks_per_node = 1}, {.latent_qkv = true}},
+    {"cp2_nodes_of_1", 2, {.cp = 2, .ranks_per_node = 1}},
     {"tp2_pp2_tied", 4, {.tp = 2, .pp = 2}, {.tied = true}},
     {"cp2", 2, {.cp = 2}},
     {"tp2_cp2_ring", 4, {.tp = 2, .cp = 2, .cp_comm = CpComm::ring}},

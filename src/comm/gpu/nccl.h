@@ -27,7 +27,7 @@ struct NcclUse {
   bool overlapped = false;  // start_*
   // start_* beside matrix products of the same layer: on a stream of its own, with few multiprocessors
   // (Group::multiprocessors_of_start).
-  bool beside_products = false;
+  bool few_blocks = false;
   int node = 8;  // the group's ranks on a node, for comm/collective_levels.h
 };
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "model/attention/max_logits.h"
+#include "model/attention/mla_params.h"
 #include "model/attention/rope_frequencies.h"
 #include "model/frozen.h"
 #include "model/layers/precision_of_rows.h"
@@ -19,38 +20,10 @@ namespace {
 
 constexpr float kLatentNormEps = 1e-6f;
 
-// A matrix that is whole on every rank. A rank adds the gradient of its own rows.
-ParamSpec whole_matrix(const LayerContext& c, const std::string& name, int64_t out, int64_t in) {
-  return {.name = name, .shape = {out, in}, .dtype = c.dtype, .init_std = c.init_std(), .grad_axis = Axis::tp_cp_dp};
-}
-
-// Returns the same for one row: a norm's weight or a bias.
-ParamSpec whole_row(const LayerContext& c, const std::string& name, int64_t width, ParamInit init) {
-  return {.name = name,
-          .shape = {width},
-          .dtype = c.dtype,
-          .init = init,
-          .kind = init == ParamInit::ones ? ParamKind::norm : ParamKind::bias,
-          .grad_axis = Axis::tp_cp_dp};
-}
-
-// A matrix that is split along its dimension of heads, dim; this rank has one block.
-ParamSpec heads_matrix(const LayerContext& c, const std::string& name, const Shape& whole, int dim) {
-  const ParamPart part{name, whole, 0, shard_of(whole, dim, c.mesh.place().tp, c.mesh.shape().tp)};
-  return {.name = name, .shape = part.local_shape(), .dtype = c.dtype, .parts = {part}, .init_std = c.init_std()};
-}
-
 // Returns q_a_proj if queries have a latent.
 std::optional<Linear> query_down(const LayerContext& c, const std::string& prefix) {
   if (c.model.q_lora_rank == 0) return std::nullopt;
   return Linear(c, whole_matrix(c, prefix + ".q_a_proj.weight", c.model.q_lora_rank, c.model.hidden_size));
-}
-
-// Returns the last projection of the query: it reads the query's latent, or x where there is none.
-ParamSpec query_up(const LayerContext& c, const std::string& prefix) {
-  const ModelSpec& m = c.model;
-  if (m.q_lora_rank == 0) return heads_matrix(c, prefix + ".q_proj.weight", {m.q_size(), m.hidden_size}, 0);
-  return heads_matrix(c, prefix + ".q_b_proj.weight", {m.q_size(), m.q_lora_rank}, 0);
 }
 
 // The rotated keys belong to all heads, so their share of the scale is applied to queries. Heads with frozen

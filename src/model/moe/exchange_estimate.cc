@@ -115,12 +115,10 @@ class Estimates {
   }
   // Adds a sum of rows that return.
   void sum(Calls& calls) const {
+    if (x_.on_gpu && x_.rings) return calls.add_at_once(around_ring(back_bytes_));
     const DType dtype = x_.rows.element_bytes == 2 ? DType::bf16 : DType::f32;
-    if (!x_.on_gpu) {
-      const GroupCost cost = reduce_scatter_cost(W_ * back_bytes_, x_.rows.W, dtype, node());
-      return calls.add_in_turn(in_levels(cost, back_bytes_));
-    }
-    calls.add_at_once(x_.rings ? around_ring(back_bytes_) : to_each(back_bytes_));
+    const GroupCost cost = reduce_scatter_cost(W_ * back_bytes_, x_.rows.W, dtype, node());
+    calls.add_in_turn(in_levels(cost, back_bytes_));
   }
   int node() const { return static_cast<int>(x_.rows.node); }
 

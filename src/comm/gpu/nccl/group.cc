@@ -52,9 +52,9 @@ class NcclGroup final : public GpuGroup {
     lane_ = world_.collective_lane(over(), NcclLaneKind::blocking);
     if (use.overlapped) overlapped_ = world_.collective_lane(over(), NcclLaneKind::overlapped);
     // NCCL's own sums might add in another order with fewer blocks.
-    if (use.beside_products && world_.sums() == GpuSums::ranks) {
-      overlapped_ = world_.collective_lane(over(), NcclLaneKind::beside_products);
-      taken_ = NcclWorld::kBesideProducts;
+    if (use.few_blocks && world_.sums() == GpuSums::ranks) {
+      overlapped_ = world_.collective_lane(over(), NcclLaneKind::few_blocks);
+      taken_ = NcclWorld::kFewBlocks;
     }
     if (use.neighbours) make_pairs();
     setup_bytes_ = over().sent_bytes();

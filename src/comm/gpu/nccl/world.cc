@@ -165,7 +165,7 @@ cudaStream_t NcclWorld::side_stream(NcclLaneKind kind) {
     // Products that may start at the same time would fill the GPU first.
     int lowest = 0, highest = 0;
     MOEBIUS_CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    const int priority = kind == NcclLaneKind::beside_products ? highest : 0;
+    const int priority = kind == NcclLaneKind::few_blocks ? highest : 0;
     MOEBIUS_CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority));
     streams_.push_back(stream);
   }
@@ -177,7 +177,7 @@ NcclLane& NcclWorld::collective_lane(Group& over, NcclLaneKind kind) {
   if (lane.comm) return lane;
   std::vector<int> all;
   for (int r = 0; r < over.size(); ++r) all.push_back(r);
-  const int max_blocks = kind == NcclLaneKind::beside_products ? kBesideProducts : 0;
+  const int max_blocks = kind == NcclLaneKind::few_blocks ? kFewBlocks : 0;
   lane = {
       .comm = make_comm(over, all, max_blocks), .rank = over.rank(), .size = over.size(), .stream = side_stream(kind)};
   const Span word{static_cast<std::byte*>(arrived_.data()), 4};

@@ -61,16 +61,16 @@ struct NcclCapture {
 
 // The uses of a communicator. Each use of the same ranks has its own.
 enum class NcclLaneKind : int {
-  blocking,         // on the caller's stream
-  overlapped,       // on a side stream, which all groups share
-  beside_products,  // on another such stream, with few blocks
-  one_way,          // and above: from one rank to another
+  blocking,    // on the caller's stream
+  overlapped,  // on a side stream, which all groups share
+  few_blocks,  // on another such stream, with few blocks
+  one_way,     // and above: from one rank to another
 };
 
 class NcclWorld {
  public:
   // The blocks of NCCL's kernels beside matrix products, which have the other multiprocessors.
-  static constexpr int kBesideProducts = 16;
+  static constexpr int kFewBlocks = 16;
 
   // nccl must outlive the process's threads: calls that hang are abandoned on one.
   NcclWorld(Transport& world, Accelerator& gpu, GpuSums sums, const NcclLibrary& nccl = nccl_library());
