@@ -21,8 +21,8 @@ struct PeerPages {
 // of its memory.
 PeerPages open_peers(Group& group, const PeerMemory& memory, const Tensor& window);
 
-// Tests one-sided access with num_bytes of the stream's device: every rank maps the memory of all others of its group,
-// and writes a number to it. The memory is that of a run's window, since limits may allow a small one alone.
+// Tests one-sided access with memory of the stream's device: every rank maps the memory of all others of its group, and
+// writes a number to it. num_bytes: the size of the run's window, since a limit may allow only less; at least 2 MiB.
 // Returns the reason of the failure in the first group of the world that has one; empty if it worked everywhere. A
 // rank that cannot make memory for the test is a failure too, unless its device lacks it: then little memory is tested,
 // and the run reports the lack. All ranks of the world call it together, and get the same text.

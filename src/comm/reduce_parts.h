@@ -33,7 +33,7 @@ LevelMemory level_memory(const CollectiveLevels& levels, int64_t num_elements, D
 // REQUIRES: elements_that_fit() of that memory is not 0, or out is empty.
 void reduce_parts(const PartCalls& calls, const CollectiveLevels& levels, int rank, const Tensor& out, const Tensor& in,
                   Span memory);
-// Returns memory without its bytes before an address aligned for sums of dtype.
+// Returns the part of memory that begins at its first address aligned for sums of dtype.
 Span aligned_for(DType dtype, Span memory);
 
 }  // namespace moebius

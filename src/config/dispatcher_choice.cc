@@ -65,15 +65,14 @@ DispatcherChoice choice_in_nodes(const DispatcherChoiceInputs& q, const Dispatch
   for (const DispatcherKind other : {two_level, allgather, alltoall})
     if (other != kind && !(other == alltoall && q.captures))
       others += (others.empty() ? "" : ", ") + estimate_text(other, all.of(other));
-  const std::string why = kind == fastest
-                              ? "is predicted to be the fastest"
-                              : fmt::format("is chosen by bytes, and {} is predicted to be only {:.3g} times as fast",
-                                            spoken_name(fastest), gain);
+  const std::string why = kind == fastest ? "is predicted to be the fastest"
+                                          : fmt::format("stays, since {} is predicted to be only {:.3g} times as fast",
+                                                        spoken_name(fastest), gain);
   return {.kind = kind,
           .name = name_of(kind),
           .reason = fmt::format("chosen by \"auto\" because the ranks that share experts are on {} nodes of {} "
-                                "(parallel.ranks_per_node), where it {}: rows of a layer and micro-batch take {}, "
-                                "with {}; rates: {}",
+                                "(parallel.ranks_per_node), where it {}: {} to exchange the rows of a layer and "
+                                "micro-batch, against {}; rates: {}",
                                 q.ep * q.etp / q.ranks_per_node, q.ranks_per_node, why,
                                 estimate_text(kind, all.of(kind)), others, all.rates),
           .estimates = all};

@@ -136,11 +136,12 @@ TEST(DispatcherChoice, AutoIsTheFastestWhereRanksReachTheirNodes) {
   EXPECT_EQ(choice.kind, DispatcherKind::two_level);
   EXPECT_EQ(choice.name, "two_level");
   EXPECT_EQ(choice.estimates.value().two_level.seconds, 2e-3);
-  EXPECT_EQ(choice.reason,
-            "chosen by \"auto\" because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), "
-            "where it is predicted to be the fastest: rows of a layer and micro-batch take two-level 2 ms (4 MB across "
-            "nodes and 20 MB inside), with all-gather 3 ms (4 MB across nodes and 30 MB inside), all-to-all 5 ms (9 MB "
-            "across nodes and 8 MB inside); rates: 40 GB/s across nodes");
+  EXPECT_EQ(
+      choice.reason,
+      "chosen by \"auto\" because the ranks that share experts are on 2 nodes of 8 (parallel.ranks_per_node), "
+      "where it is predicted to be the fastest: two-level 2 ms (4 MB across nodes and 20 MB inside) to exchange the "
+      "rows of a layer and micro-batch, against all-gather 3 ms (4 MB across nodes and 30 MB inside), all-to-all 5 ms "
+      "(9 MB across nodes and 8 MB inside); rates: 40 GB/s across nodes");
   const auto with = [](auto&& change) {
     DispatcherChoiceInputs changed = in_nodes();
     change(changed);
@@ -170,10 +171,11 @@ TEST(DispatcherChoice, AutoKeepsTheChoiceByBytesUnlessAnotherIsClearlyFaster) {
   EXPECT_EQ(kept.kind, DispatcherKind::allgather);
   EXPECT_THAT(
       kept.reason,
-      HasSubstr("where it is chosen by bytes, and two-level is predicted to be only 1.05 times as fast: rows of a "
-                "layer and micro-batch take all-gather 2.1 ms (4 MB across nodes and 30 MB inside), with "
-                "two-level 2 ms (4 MB across nodes and 20 MB inside); rates: 40 GB/s across nodes; direct would "
-                "send the least, but they are apart"));
+      HasSubstr(
+          "where it stays, since two-level is predicted to be only 1.05 times as fast: all-gather 2.1 ms (4 MB "
+          "across nodes and 30 MB inside) to exchange the rows of a layer and micro-batch, against two-level 2 ms "
+          "(4 MB across nodes and 20 MB inside); rates: 40 GB/s across nodes; direct would send the least, but "
+          "they are apart"));
 }
 
 // A captured step cannot have all-to-all, however fast it is.

@@ -9,7 +9,7 @@ struct ExchangeRates {
   // Bytes a second of each rank and direction: between nodes, and inside a node.
   double across_bytes_s = 0, inside_bytes_s = 0;
   double across_call_s = 0, inside_call_s = 0;  // seconds of a call without bytes
-  std::string source;                           // a clause, as in "those of the machine file h100"
+  std::string source;                           // a clause, as in "the usual ones of CPUs"
   bool operator==(const ExchangeRates&) const = default;
 };
 

@@ -225,22 +225,26 @@ TEST(DataBuild, RefusesMasksOfTheLossWithoutIds) {
     const std::string prefix = dir.path(fmt::format("p{}", ++builds));
     return build_dataset({.inputs = {dir.path("a.jsonl")}, .out_prefix = prefix}, *open_tokenizer("bytes"));
   };
-  for (const std::string mask : {R"("loss_mask":[0,1])", R"("assistant_masks":[1])", R"("completion_mask":[])",
-                                 R"("prompt_mask":1)", R"("labels":[-100,4])"}) {
+  for (const std::string mask : {R"("loss_mask":[0,1])", R"("assistant_masks":[1])", R"("completion_mask":[true])",
+                                 R"("prompt_mask":[1])", R"("labels":[-100,4])"}) {
     for (const std::string document :
          {R"("text":"ab")", R"("prompt":"a","completion":"b")", R"("messages":[{"role":"user","content":"a"}])"}) {
       const std::string key = mask.substr(0, mask.find(':'));
-      expect_error(ErrorKind::input,
-                   fmt::format("{}:2: expected \"input_ids\" with {}, which has a number for each id; got a text or a "
-                               "chat; put the ids of the text into \"input_ids\", split the text into \"prompt\" and "
-                               "\"completion\", or drop {}",
-                               dir.path("a.jsonl"), key, key),
-                   [&] { build("{" + document + "," + mask + "}"); });
+      expect_error(
+          ErrorKind::input,
+          fmt::format(
+              "{}:2: expected \"input_ids\" with {}, which has a number for each id; got a text, a "
+              "prompt or a chat; put the ids of the text into \"input_ids\"{}, or drop {}",
+              dir.path("a.jsonl"), key,
+              document.find("prompt") == document.npos ? ", split the text into \"prompt\" and \"completion\"" : "",
+              key),
+          [&] { build("{" + document + "," + mask + "}"); });
     }
   }
-  // These are no masks of the loss: classes of a text, a key without a value, and what tokenizers write.
+  // These are no masks of the loss: classes of a text, a key without a value, what tokenizers write, and other columns.
   for (const std::string other : {R"("labels":[3,27])", R"("labels":"spam")", R"("loss_mask":null)",
-                                  R"("attention_mask":[1,1])", R"("mask_of":1)"})
+                                  R"("attention_mask":[1,1])", R"("mask_of":1)", R"("privacy_mask":[{"value":"b"}])",
+                                  R"("mask":"<mask>")", R"("has_mask":true)", R"("image_mask":[])"})
     EXPECT_EQ(build(R"({"text":"ab",)" + other + "}").documents, 2) << other;
 }
 

@@ -135,18 +135,21 @@ void refuse_chat_beside_text(const json& record, const std::string& who) {
 
 bool excludes_ids(const std::string& key, const json& value) {
   if (key == kTargetKeys[0]) return value.is_array() && std::find(value.begin(), value.end(), kNoTarget) != value.end();
-  return !value.is_null() && (key.ends_with("mask") || key.ends_with("masks")) && key != "attention_mask" &&
-         key != "special_tokens_mask";
+  if (key == "attention_mask" || key == "special_tokens_mask") return false;
+  // Other columns of such a name may hold spans or texts.
+  const auto is_flag = [](const json& x) { return x.is_number() || x.is_boolean(); };
+  return (key.ends_with("mask") || key.ends_with("masks")) && value.is_array() && !value.empty() &&
+         std::all_of(value.begin(), value.end(), is_flag);
 }
 
 // Refuses masks of the loss without ids. They have a number for each id, and the line has text instead.
 void refuse_masks_of_text(const json& record, const std::string& who) {
   for (const auto& [key, value] : record.items())
     MOEBIUS_CHECK(input, !excludes_ids(key, value),
-                  "{}: expected \"input_ids\" with \"{}\", which has a number for each id; got a text or a chat; put "
-                  "the ids of the text into \"input_ids\", split the text into \"prompt\" and \"completion\", or drop "
-                  "\"{}\"",
-                  who, key, key);
+                  "{}: expected \"input_ids\" with \"{}\", which has a number for each id; got a text, a prompt or a "
+                  "chat; put the ids of the text into \"input_ids\"{}, or drop \"{}\"",
+                  who, key, record.contains("prompt") ? "" : ", split the text into \"prompt\" and \"completion\"",
+                  key);
 }
 
 // Returns what to do with a line in a form of other software.

@@ -27,7 +27,7 @@ inline int limited_blocks(const Stream& s, int blocks) {
 }
 
 // Sets the limit on the accelerator of s, which must outlive the scope. The destructor
-// sets the limit before it again.
+// restores the limit that was set before.
 class BlockLimitScope {
  public:
   BlockLimitScope(const Stream& s, BlockLimit limit)

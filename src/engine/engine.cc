@@ -101,7 +101,7 @@ Engine::Engine(const EngineSpec& spec)
       gpu_(accelerator(spec, gpu_ranks_.get())),
       links_(gpu_ranks_ ? std::make_unique<GpuLinks>(*spec.world, *gpu_, *gpu_ranks_, spec.sums) : nullptr),
       dry_run_world_(dry_run_world(spec)),
-      mesh_(make_mesh(spec.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
+      mesh_(make_mesh(spec_.mesh, spec.world ? spec.world : dry_run_world_.get(), links_.get())),
       plan_(spec.recompute, spec.offload),
       peak_(gpu_.get()) {
   if (gpu_ && !limits_of_gpu(spec_).is_hopper()) spec_.precision.has_f8_kernels = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/collective_levels.h"
 #include "config/check/expert_rows_bound.h"
 #include "device/gpu_limits.h"
 #include "model/attention/token_runs.h"
@@ -128,16 +129,20 @@ EngineSpec on_other_gpu(EngineSpec spec) {
 
 namespace {
 
-// Exchanges of tp and cp overlap with products on CPUs, and between nodes. Inside a node the kernels of NCCL would take
-// more from the products than they hide (docs/measurements/performance/several-gpus.md).
+// Exchanges of tp and cp overlap with products on CPUs in groups of one level (comm/collective_levels.h), and on GPUs
+// between nodes. Inside a node the kernels of NCCL would take more from the products than they hide
+// (docs/measurements/performance/several-gpus.md). NCCL's own sums might add in another order beside products.
 void choose_overlap(EngineSpec& spec) {
   MeshShape& mesh = spec.mesh;
-  const auto overlaps = [&](int64_t ranks) {
-    const bool is_slow = target_of(spec) != DeviceKind::cuda || ranks > mesh.ranks_per_node;
-    return spec.use == ModelUse::training && spec.overlap && is_slow;
+  // ranks: those of the group; span: consecutive ranks from its first to its last.
+  const auto overlaps = [&](int64_t ranks, int64_t span) {
+    if (spec.use != ModelUse::training || !spec.overlap || ranks == 1) return false;
+    if (target_of(spec) != DeviceKind::cuda) return CollectiveLevels(static_cast<int>(ranks)).is_direct();
+    return span > mesh.ranks_per_node && spec.sums == GpuSums::ranks;
   };
-  mesh.tp_overlap = overlaps(mesh.tp);
-  mesh.cp_overlap = overlaps(mesh.tp * mesh.cp);
+  mesh.tp_overlap = overlaps(mesh.tp, mesh.tp);
+  const bool gathers = spec.shape.cp_comm == CpComm::allgather || spec.shape.cp_comm_window == CpComm::allgather;
+  mesh.cp_overlap = gathers && overlaps(mesh.cp, mesh.tp * mesh.cp);
 }
 
 }  // namespace

@@ -308,6 +308,29 @@ TEST(Engine, ADryRunHasEveryMicroBatchOfAGpu) {
   EXPECT_EQ(trace.totals().at("adamw").calls > 0, true);
 }
 
+// Layers read the choice from the engine's mesh.
+TEST(Engine, ExchangesOfTpAndCpOverlapOnCpusAndBetweenNodes) {
+  EngineSpec spec = huge_spec(DeviceKind::null);
+  spec.target = DeviceKind::cpu;
+  spec.shape.seq = 32;
+  spec.mesh = {.tp = 2, .cp = 2, .edp = 4};
+  const auto overlap = [&](auto&& change) {
+    EngineSpec changed = spec;
+    change(changed);
+    const MeshShape mesh = Engine(changed).mesh().shape();
+    return std::pair(mesh.tp_overlap, mesh.cp_overlap);
+  };
+  const auto on_gpus = [](EngineSpec& s, int64_t node) { s.target = DeviceKind::cuda, s.mesh.ranks_per_node = node; };
+  EXPECT_EQ(overlap([](EngineSpec&) {}), std::pair(true, true));
+  EXPECT_EQ(overlap([](EngineSpec& s) { s.overlap = false; }), std::pair(false, false));
+  EXPECT_EQ(overlap([](EngineSpec& s) { s.shape.cp_comm = s.shape.cp_comm_window = CpComm::ring; }),
+            std::pair(true, false));
+  EXPECT_EQ(overlap([&](EngineSpec& s) { on_gpus(s, 8); }), std::pair(false, false));
+  EXPECT_EQ(overlap([&](EngineSpec& s) { on_gpus(s, 2); }), std::pair(false, true));
+  EXPECT_EQ(overlap([&](EngineSpec& s) { on_gpus(s, 1); }), std::pair(true, true));
+  EXPECT_EQ(overlap([&](EngineSpec& s) { on_gpus(s, 1), s.sums = GpuSums::nccl; }), std::pair(false, false));
+}
+
 TEST(Engine, CountsAPlanOfAnySizeOnTheNullDevice) {
   EXPECT_GT(Engine(huge_spec(DeviceKind::null)).plan().total_bytes(), int64_t{1} << 40);
 }

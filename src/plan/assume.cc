@@ -212,7 +212,7 @@ Assumptions parse_assumptions(const std::vector<std::string>& texts) {
                 "--assume recompute: its values are Megatron Core's; add --assume system=megatron, or set "
                 "memory.recompute");
   MOEBIUS_CHECK(usage, !is_own || !a.tp_overlap,
-                "--assume tp_overlap: only Megatron Core overlaps the exchanges of tp with products; add --assume "
+                "--assume tp_overlap: its values are Megatron Core's, and parallel.overlap is Moebius's; add --assume "
                 "system=megatron, or leave it out");
   MOEBIUS_CHECK(
       usage, !is_own || a.cross_entropy == PlanLoss::te,

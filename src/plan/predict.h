@@ -74,7 +74,8 @@ struct PredictOptions {
 };
 
 // Returns the run as it would be on the machine: run.device is the machine's, on a CPU run.threads = 0 becomes the
-// number of its threads, and dispatchers are compared by its rates. Moebius has products in 8 bits only where its kernels for Hopper run.
+// number of its threads, and dispatchers are compared by its rates. Moebius has products in 8 bits only where its
+// kernels for Hopper run.
 RunSpec run_on(RunSpec run, const PlanMachine& machine, PlanSystem system = PlanSystem::moebius);
 // Returns the dispatcher that the engine has in such a run (PlanMachine::ranks_of_windows).
 DispatcherChoice dispatcher_on(const RunSpec& run, int64_t ranks, const PlanMachine& machine);

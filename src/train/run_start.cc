@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "config/dispatcher_choice.h"
 #include "config/recipe/table.h"
 #include "train/state.h"
 #include "weights/adapter.h"
@@ -211,10 +212,17 @@ void RunStart::warn_of_new_dispatcher(const CheckpointReader& checkpoint, const 
   const std::string was = checkpoint.meta().value("dispatcher", "");
   const bool is_auto = run_.parallel.dispatcher == DispatcherKind::automatic;
   if (was.empty() || was == inputs_.dispatcher || !is_auto || !(saved.parallel == run_.parallel)) return;
-  log_.warn(
-      "parallel.dispatcher = \"auto\" was {} up to step {} and is {} from there on, which may add sums in another "
-      "order; set parallel.dispatcher = \"{}\" to keep the bits of the run",
-      was, checkpoint.step(), inputs_.dispatcher, was);
+  const std::string text = fmt::format("parallel.dispatcher = \"auto\" was {} up to step {} and is {} from there on",
+                                       was, checkpoint.step(), inputs_.dispatcher);
+  // Direct adds nodes in another order than all-gather and two-level (docs/design/expert-parallelism.md).
+  const ParallelSpec& p = run_.parallel;
+  const auto adds_alike = [&](const std::string& name) {
+    return name != name_of(DispatcherKind::alltoall) &&
+           (name != name_of(DispatcherKind::direct) || p.ep * p.etp <= p.ranks_per_node);
+  };
+  if (adds_alike(was) && adds_alike(inputs_.dispatcher)) return log_.info("{}, with the same bits", text);
+  log_.warn("{}, which adds sums in another order; set parallel.dispatcher = \"{}\" to keep the bits of the run", text,
+            was);
 }
 
 void RunStart::check_same_base(const CheckpointReader& checkpoint) const {

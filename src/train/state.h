@@ -26,8 +26,8 @@ struct RunInputs {
 std::vector<NamedTensor> training_state(Engine& engine);
 
 // Returns the other contents of a checkpoint: {"step", "model": config.json, "recipe": resolved TOML,
-// "identity": the keys that change what is trained, "data": the fingerprint of the training data, "dispatcher": its name, "base": that of the
-// weights that adapters belong to}.
+// "identity": the keys that change what is trained, "data": the fingerprint of the training data, "dispatcher": the
+// name of the dispatcher, "base": the fingerprint of the weights that adapters belong to}.
 nlohmann::json checkpoint_meta(const RunSpec& run, int64_t step, const RunInputs& inputs);
 
 }  // namespace moebius

@@ -407,11 +407,10 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
   EXPECT_THAT(choice(nodes),
               testing::StartsWith("alltoall: chosen by \"auto\" because the ranks that share experts are "
                                   "on 2 nodes of 2 (parallel.ranks_per_node), where it is predicted to "
-                                  "be the fastest: rows of a layer and micro-batch take all-to-all "));
-  EXPECT_THAT(
-      choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
-      testing::AllOf(testing::StartsWith("allgather: "),
-                     testing::HasSubstr("where it is chosen by bytes, and two-level is predicted to be only ")));
+                                  "be the fastest: all-to-all "));
+  EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
+              testing::AllOf(testing::StartsWith("allgather: "),
+                             testing::HasSubstr("where it stays, since two-level is predicted to be only ")));
   options = {"--machine", "xeon2"};
   EXPECT_THAT(choice(nodes), testing::AllOf(testing::StartsWith("two_level: "),
                                             testing::HasSubstr("rates: 0.8 GB/s across nodes and 16 GB/s inside, those "

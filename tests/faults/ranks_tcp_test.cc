@@ -150,8 +150,7 @@ TEST_F(TcpRun, AWindowThatCannotBeMadeIsReplacedOrRefused) {
   runs_.expect_same("limited", "undisturbed");
   ASSERT_THAT(train("undisturbed", {"train.steps=7"}), Each(0)) << runs_.err_of(0);
   EXPECT_THAT(runs_.err_of(0), HasSubstr("parallel.dispatcher = \"auto\" was direct up to step 6 and is allgather from "
-                                         "there on, which may add sums in another order; set parallel.dispatcher = "
-                                         "\"direct\" to keep the bits of the run"));
+                                         "there on, with the same bits"));
   EXPECT_THAT(train("named", {"parallel.dispatcher=\"direct\""}), Each(2)) << runs_.err_of(0);
   EXPECT_THAT(runs_.err_of(0), HasSubstr("File too large; raise the limit of file sizes of this process (ulimit -f)"));
 }

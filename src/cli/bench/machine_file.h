@@ -12,7 +12,7 @@ PlanMachine load_named_machine(const std::string& name_or_path);
 
 // The help of --machine.
 inline constexpr const char* kMachineOptionText =
-    "a file of machines/, or the path of a machine file, by whose rates parallel.dispatcher = \"auto\" is chosen";
+    "a name in machines/, or the path of a machine file: parallel.dispatcher = \"auto\" compares times by its rates";
 
 // Sets run.rates to the rates of the file that run.machine names, if it names one. Throws Error{usage} if the file is
 // for another device than the run's.

@@ -26,7 +26,7 @@ struct NcclUse {
   bool neighbours = false;  // send and recv between ranks that differ by one, or between the last and the first
   bool overlapped = false;  // start_*
   // start_* beside matrix products of the same layer: on a stream of its own, with few multiprocessors
-  // (Group::multiprocessors_of_start).
+  // (Group::multiprocessors_of_start). With GpuSums::nccl it has no effect.
   bool few_blocks = false;
   int node = 8;  // the group's ranks on a node, for comm/collective_levels.h
 };

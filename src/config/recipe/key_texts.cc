@@ -315,12 +315,13 @@ std::vector<KeyText> parallel_texts() {
        "writes to the memory of the other ranks, which must be on one machine. `two_level` sends a token once to each "
        "node (`ranks_per_node`) and writes to memory inside it; on a GPU with `run.graph` each message has the size of "
        "all tokens of a rank. In training, `auto` chooses `direct` if the ranks that share experts can access each "
-       "other's memory; else, if those of each node can, the fastest by bytes and rates (`--machine`). Otherwise it "
+       "other's memory; else, if those of each node can, the fastest by predicted times (`--machine`). Otherwise it "
        "chooses `allgather` on a GPU with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else "
        "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
       {"parallel.ranks_per_node",
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks that share experts are added "
-       "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine."},
+       "inside each node first. With `dispatcher = \"two_level\"` the ranks of a node must be on one machine. On GPUs "
+       "exchanges of `tp` and `cp` overlap where their ranks are on several nodes (`overlap`)."},
       {"parallel.expert_overlap",
        "What an MoE layer computes while its rows are exchanged: nothing (`none`), other work of the same "
        "layer (`layer`), or also products of some of the rows (`batch_split`, "
@@ -328,9 +329,9 @@ std::vector<KeyText> parallel_texts() {
        "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and in bf16 on GPUs "
        "Hopper's kernels, with columns in multiples of 8. Results are bitwise identical for all values."},
       {"parallel.sums",
-       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, and more than 8 ranks node by "
-       "node first, with the bits of every other transport. `nccl` calls NCCL's own collectives, which choose their own "
-       "order."},
+       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, and more than 8 ranks in "
+       "blocks of at most 8 first, with the bits of every other transport. `nccl` calls NCCL's own collectives, which "
+       "choose their own order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
        "computes it ([sharding.md](../design/sharding.md)). Results are bitwise identical "

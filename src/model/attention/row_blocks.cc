@@ -36,16 +36,12 @@ void RowBlocks::sum(Step& step, Tensor y_tD, Tensor x_TD, bool accumulate) const
 }
 
 RowBlocks::Gathering RowBlocks::start_gather(Step& step, Tensor x_tD) const {
-  if (num_ranks() == 1 || !overlaps_) return {gather(step, x_tD), {}};
+  if (!overlaps_) return {gather(step, x_tD), {}};
   const Tensor x_TD = step.alloc({num_ranks() * x_tD.dim(0), x_tD.dim(1)}, x_tD.dtype);
   return {x_TD, {step, tp_, tp_.start_all_gather(step.stream, x_TD, x_tD)}};
 }
 
 RowsInFlight RowBlocks::start_sum(Step& step, Tensor y_tD, Tensor x_TD) const {
-  if (!overlaps_) {
-    sum(step, y_tD, x_TD);
-    return {};
-  }
   const Tensor arrived_TD = step.alloc(x_TD.shape, x_TD.dtype);
   return {step, tp_, tp_.start_reduce_scatter_sum(step.stream, y_tD, x_TD, arrived_TD)};
 }

@@ -29,10 +29,12 @@ class RowsInFlight {
 
 class RowBlocks {
  public:
-  explicit RowBlocks(const Mesh& mesh) : tp_(mesh.group(Axis::tp)), overlaps_(mesh.shape().tp_overlap) {}
+  explicit RowBlocks(const Mesh& mesh)
+      : tp_(mesh.group(Axis::tp)), overlaps_(mesh.shape().tp_overlap && tp_.size() > 1) {}
   int64_t num_ranks() const { return tp_.size(); }
   int64_t rank() const { return tp_.rank(); }
   Group& group() const { return tp_; }
+  bool overlaps() const { return overlaps_; }  // whether start_gather() and start_sum() overlap with later work
 
   // Returns the rows of all ranks, on the step stack; x itself with one rank.
   Tensor gather(Step& step, Tensor x_tD) const;
@@ -46,12 +48,12 @@ class RowBlocks {
   };
   [[nodiscard]] Gathering start_gather(Step& step, Tensor x_tD) const;
   // Starts y = this rank's rows of the sum of x over the ranks. Its buffers are on the step stack, in the caller's
-  // scope, which must not end before wait(). REQUIRES: several ranks.
+  // scope, which must not end before wait(). REQUIRES: overlaps().
   [[nodiscard]] RowsInFlight start_sum(Step& step, Tensor y_tD, Tensor x_TD) const;
 
  private:
   Group& tp_;
-  bool overlaps_;  // whether start_gather() and start_sum() overlap with later work
+  bool overlaps_;
 };
 
 }  // namespace moebius

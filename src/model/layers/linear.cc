@@ -55,8 +55,8 @@ void ColumnLinear::backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool a
 }
 
 RowsInFlight ColumnLinear::start_backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, const Linear::Low& low) const {
-  if (rows_.num_ranks() == 1) {
-    linear_.backward_input(step, dx_tD, dy_TC, /*accumulate=*/false, low);
+  if (!rows_.overlaps()) {
+    backward_input(step, dx_tD, dy_TC, /*accumulate=*/false, low);
     return {};
   }
   const Tensor dx_TD = step.alloc({dy_TC.dim(0), dx_tD.dim(1)}, dx_tD.dtype);

@@ -37,7 +37,8 @@ class Mlp {
   void backward_hidden(Step& step, Tensor dy_tD, Saved& saved) const;
   void backward_x(Step& step, Tensor dx_tD, const Saved& saved, bool accumulate_dx) const;
   void backward_weight(Step& step, const Saved& saved) const;
-  // Runs both. The sum of dx over the tp ranks overlaps with the products of the weight gradients.
+  // Runs backward_hidden, backward_x (dx = ...) and backward_weight. The sum of dx over the tp ranks overlaps with the
+  // products of the weight gradients.
   void backward(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;
   static std::vector<KeptTensor> kept(const Saved& saved) { return {{"MLP pre-activation", saved.h_T2F.kept()}}; }
 
