@@ -100,8 +100,8 @@ class Group {
   [[nodiscard]] virtual Pending start_reduce_scatter_sum(Stream& s, Tensor out, Tensor in, Tensor arrived) = 0;
   [[nodiscard]] virtual Pending start_all_gather(Stream& s, Tensor out, Tensor in) = 0;
   virtual void barrier() = 0;  // returns when every rank has called it
-  // Returns how many multiprocessors of a GPU start_reduce_scatter_sum() and start_all_gather() occupy until they end, if
-  // the group limits them so that matrix products run beside them; else 0.
+  // Returns how many multiprocessors of a GPU start_reduce_scatter_sum() and start_all_gather() occupy until they end,
+  // if the group limits them so that matrix products run beside them; else 0.
   virtual int multiprocessors_of_start() const { return 0; }
 
   // For waits outside of the calls of the group (comm/peer_window.h). check() throws Error{distributed} if another rank

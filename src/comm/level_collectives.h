@@ -1,7 +1,8 @@
 // Collectives over the levels of comm/collective_levels.h, for groups of any transport. They decide which slices go to
 // whom at which level, and which sums are rounded when; the group exchanges the slices and adds them.
 //
-// The slices of a tensor x_N are its parts for the ranks, as equal as possible, in the order of CollectiveLevels::place.
+// The slices of a tensor x_N are its parts for the ranks, as equal as possible, in the order of
+// CollectiveLevels::place.
 #pragma once
 
 #include <functional>
@@ -13,7 +14,8 @@
 namespace moebius {
 
 struct LevelCalls {
-  // Sends to[d] to member d of the step, and fills from[d] from it. It copies this rank's own span, unless both are one.
+  // Sends to[d] to member d of the step, and fills from[d] from it. It copies this rank's own span, unless both are
+  // one.
   std::function<void(const LevelStep& step, const Spans& to, const Spans& from)> exchange;
   // Sets out to the sum of the parts, in their order, as sum_in_rank_order does (comm/rank_order_sum.h).
   std::function<void(const Tensor& out, const RankParts& parts)> sum;
@@ -40,8 +42,8 @@ void sum_over_levels(const LevelCalls& calls, const std::vector<LevelStep>& step
                      const LevelMemory& memory);
 // Fills the slices of the other ranks.
 void gather_over_levels(const LevelCalls& calls, const std::vector<LevelStep>& steps, const Tensor& x_N);
-// Sets x = x of the rank root. It goes from the top level down: before a level, x is on the ranks whose lower digits, up
-// to that of the level, equal the root's.
+// Sets x = x of the rank root. It goes from the top level down: before a level, x is on the ranks whose lower digits,
+// up to that of the level, equal the root's.
 void broadcast_over_levels(const LevelCalls& calls, const CollectiveLevels& levels, int rank, int root,
                            const Tensor& x);
 

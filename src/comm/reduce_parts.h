@@ -1,5 +1,5 @@
-// A reduce-scatter over levels in memory of a fixed size, for groups whose messages can have several spans. The parts of
-// the ranks are sent from where they are, in rank order, and are not packed.
+// A reduce-scatter over levels in memory of a fixed size, for groups whose messages can have several spans. The parts
+// of the ranks are sent from where they are, in rank order, and are not packed.
 //
 // At level 0 a member gets its block: the parts of all ranks with its digit, in the order of CollectiveLevels::place.
 // A rank copies its own block to the memory; the blocks of the others are sent from `in`. What arrives for this rank's

@@ -54,9 +54,9 @@ inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / stat
 // Returns the bytes a second that kernels of memory-bound ops reach.
 double memory_rate(const TimeContext& c);
 
-// Returns the seconds of a collective call in which each rank sends wire_bytes. On GPUs Moebius adds in the order of the
-// ranks, level by level (comm/collective_levels.h): each rank sends a message to every other rank of its level, and adds
-// the parts that arrived in a pass of its own.
+// Returns the seconds of a collective call in which each rank sends wire_bytes. On GPUs Moebius adds in the order of
+// the ranks, level by level (comm/collective_levels.h): each rank sends a message to every other rank of its level, and
+// adds the parts that arrived in a pass of its own.
 double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes);
 
 // Returns the seconds of memory traffic of such a call on a GPU, which computing beside it loses: the bytes that it

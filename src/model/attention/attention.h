@@ -57,8 +57,8 @@ class Attention {
   virtual void set_input(Tensor x_tD, Saved& saved) const = 0;
   // Computes y from the outputs of the heads: the last part of forward.
   virtual void output(Step& step, Tensor y_tD, const Saved& saved) const = 0;
-  // The derivatives w.r.t. x, in the caller's scope of the step stack, which must not end before sum.wait(). They may be
-  // read after that.
+  // The derivatives w.r.t. x, in the caller's scope of the step stack, which must not end before sum.wait(). They may
+  // be read after that.
   struct InputGradient {
     Tensor dx_tD;
     RowsInFlight sum = {};  // over the tp ranks

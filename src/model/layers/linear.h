@@ -85,8 +85,8 @@ class ColumnLinear {
   const Param& param() const { return linear_.param(); }
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_TC, bool accumulate = false,
                       const Linear::Low& low = {}) const;
-  // Starts the sum of dx over the ranks, which overlaps with later work. dx may be read after wait(). The buffers are on
-  // the step stack, in the caller's scope, which must not end before that.
+  // Starts the sum of dx over the ranks, which overlaps with later work. dx may be read after wait(). The buffers are
+  // on the step stack, in the caller's scope, which must not end before that.
   [[nodiscard]] RowsInFlight start_backward_input(Step& step, Tensor dx_tD, Tensor dy_TC,
                                                   const Linear::Low& low = {}) const;
   // All-gathers x again, since only this rank's rows of x are saved. start_gather() lets that overlap with other work.
