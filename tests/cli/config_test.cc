@@ -342,8 +342,8 @@ TEST(CliConfig, ComparesDispatchersOverMachines) {
   EXPECT_THAT(
       usual.at("dispatcher_reason").get<std::string>(),
       testing::ContainsRegex(
-          "on 2 nodes of 8 \\(parallel.ranks_per_node\\), where it is predicted to be the fastest: rows of a layer "
-          "and micro-batch take two-level [0-9.]+ ms \\([0-9.]+ MB across nodes and [0-9.]+ MB inside\\), with "
+          "on 2 nodes of 8 \\(parallel.ranks_per_node\\), where it is predicted to be the fastest: two-level [0-9.]+ ms "
+          "\\([0-9.]+ MB across nodes and [0-9.]+ MB inside\\) to exchange the rows of a layer and micro-batch, against "
           "all-gather .*; rates: 40 GB/s across nodes and 299 GB/s inside, the usual ones of GPUs; `moebius bench "
           "machine` writes a file with the rates of this machine, and --machine names it"));
   const auto &estimates = usual.at("dispatcher_estimates"), &by_file = named.at("dispatcher_estimates");
@@ -409,8 +409,9 @@ TEST(CliConfig, NamesTheDispatcherAndWhy) {
                                   "on 2 nodes of 2 (parallel.ranks_per_node), where it is predicted to "
                                   "be the fastest: all-to-all "));
   EXPECT_THAT(choice({"parallel.ep=4", "parallel.ranks_per_node=2", "run.device=cuda"}),
-              testing::AllOf(testing::StartsWith("allgather: "),
-                             testing::HasSubstr("where it stays, since two-level is predicted to be only ")));
+              testing::AllOf(testing::StartsWith("two_level: "),
+                             testing::HasSubstr("where it is predicted to be the fastest: two-level "),
+                             testing::HasSubstr(", against all-gather ")));
   options = {"--machine", "xeon2"};
   EXPECT_THAT(choice(nodes), testing::AllOf(testing::StartsWith("two_level: "),
                                             testing::HasSubstr("rates: 0.8 GB/s across nodes and 16 GB/s inside, those "
