@@ -14,8 +14,8 @@
 namespace moebius {
 
 struct LevelCalls {
-  // Sends to[d] to member d of the step, and fills from[d] from it. It copies this rank's own span, unless both are
-  // one.
+  // Sends to[d] to member d of the step, and fills from[d] from it. It copies this rank's own span, unless both are the
+  // same memory.
   std::function<void(const LevelStep& step, const Spans& to, const Spans& from)> exchange;
   // Sets out to the sum of the parts, in their order, as sum_in_rank_order does (comm/rank_order_sum.h).
   std::function<void(const Tensor& out, const RankParts& parts)> sum;

@@ -7,8 +7,7 @@
 //     "attention_mask": [...]             allowed with any of them; all ones, since a 0 would be padding
 //   {"messages": [...]}                   a chat (data/chat.h): the loss is on the assistant's turns
 //   {"conversations": [...]}              the same, with ShareGPT's keys too
-// A text, or a prompt and a completion, excludes a chat. With ids a chat is ignored. Masks of the loss are for ids
-// only.
+// A text, or a prompt and a completion, excludes a chat. With ids a chat is ignored. Masks of the loss need ids.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,7 @@ struct ExchangeShape {
 // Returns the estimates of a layer's step: announce, dispatch twice, combine, combine_bwd and dispatch_bwd, with
 // balanced routing. A call takes a latency, and the time of its bytes at both rates. Messages across nodes and inside
 // them are sent at the same time, except where one follows from the other: in the levels of sums, in those of gathers
-// on CPUs, and in two-level. Sums and copies of what arrived are not counted, and all tokens of a rank are sent at
-// once.
+// on CPUs, and in two-level. Sums and copies of what arrived are not counted. All tokens of a rank are sent together.
 ExchangeEstimates exchange_estimates(const ExchangeShape& x, const ExchangeRates& rates);
 
 }  // namespace moebius
