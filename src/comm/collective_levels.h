@@ -9,10 +9,10 @@
 // the last level to level 0. If consecutive ranks share a machine, level 0 stays inside it, and the levels above send
 // 1 / r_0 of the bytes.
 // With 256 ranks the radices are 8, 8 and 4, and an all-gather or a reduce-scatter has 7 + 7 + 3 messages instead of
-// 255. A group of at most 8 ranks has one level.
+// 255. A group of at most 8 ranks on one node has one level.
 //
-// A node is a block of consecutive ranks on one machine. If a group consists of whole nodes of fewer than 8 ranks,
-// level 0 is a node: a sum first adds the ranks of each node, and then the nodes.
+// If a group is on several nodes, with the same number of ranks on each (ranks_on_node in comm/layout.h), level 0 is
+// the ranks of a node: a sum first adds these, and then the nodes.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class CollectiveLevels {
  public:
   static constexpr int kMaxRadix = 8;  // maximum ranks that exchange at a level
 
-  // node: ranks per node, at most kMaxRadix. It is the first radix if it is above 1, below size, and divides size.
+  // node: ranks of the group on a node, at most kMaxRadix. It is the first radix if it is above 1, below size, and divides size.
   // Each other radix is the largest divisor, up to kMaxRadix, of the remaining factor. A remaining factor without
   // such a divisor, such as a prime above kMaxRadix, is one level.
   explicit CollectiveLevels(int size, int node = kMaxRadix);

@@ -16,7 +16,7 @@ struct GroupCost {
 
 // bytes: the bytes of the larger tensor of the call, n times one rank's part. If n does not divide its elements, the
 // parts differ by one element, and wire_bytes is the mean over the ranks. dtype: the dtype of a sum. Above level 0
-// (comm/collective_levels.h) sums of bf16 are sent in f32. node: ranks per node, as in CollectiveLevels.
+// (comm/collective_levels.h) sums of bf16 are sent in f32. node: ranks of the group on a node, as in CollectiveLevels.
 GroupCost all_gather_cost(double bytes, int64_t n, int node = 8);
 GroupCost reduce_scatter_cost(double bytes, int64_t n, DType dtype = DType::f32, int node = 8);
 GroupCost all_reduce_cost(double bytes, int64_t n, DType dtype = DType::f32, int node = 8);

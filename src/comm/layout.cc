@@ -147,6 +147,23 @@ int64_t group_size(const MeshShape& shape, Axis axis) {
   return size;
 }
 
+// Goes through the digits, the one that changes fastest first. A node has `left` blocks of the ranks so far.
+int64_t ranks_on_node(const MeshShape& shape, Axis axis) {
+  const AxisDef& def = def_of(axis);
+  const Digits radix = def.expert ? expert(shape) : dense(shape);
+  int64_t on_node = 1, left = shape.ranks_per_node;
+  for (int i = 0; i < kDigits && left > 1 && on_node < group_size(shape, axis);) {
+    const bool varies = def.varies[i];
+    int64_t ranks = 1;  // of neighbouring digits that all vary in a group, or all do not
+    for (; i < kDigits && (def.varies[i] == varies || radix[i] == 1); ++i) ranks *= radix[i];
+    const int64_t shared = std::min(left, ranks);
+    if (left % ranks != 0 && (varies ? ranks % left != 0 : ranks < left)) return 1;
+    if (varies) on_node *= shared;
+    left /= shared;
+  }
+  return on_node;
+}
+
 int64_t shard_size(const MeshShape& shape, Axis grad_axis) {
   const int64_t size = group_size(shape, grad_axis);
   return shape.fsdp_shard == 0 ? size : std::min(size, shape.fsdp_shard);

@@ -8,8 +8,8 @@
 // cp may have two levels, cp = cp_inner + CP_INNER cp_outer: ranks with a fast interconnect, and groups of such ranks
 // (hierarchical in model/attention/context_parallel.h).
 //
-// The ranks that share the experts of a layer (etp x ep) have consecutive numbers. A node is a block of
-// ranks_per_node of them. The first node begins at rank 0 of the world.
+// A node is a block of ranks_per_node consecutive ranks. The first node begins at rank 0 of the world. The ranks that
+// share the experts of a layer (etp x ep) have consecutive numbers. Those of dp have not, if tp or cp is above 1.
 #pragma once
 
 #include <array>
@@ -80,6 +80,9 @@ int rank_in_expert_view(const MeshShape& shape, const RankPlace& place);  // rea
 // Returns the world ranks in world_rank's group of this axis, ascending.
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank);
 int64_t group_size(const MeshShape& shape, Axis axis);
+// Returns the number of ranks of a group of this axis on each node of ranks_per_node ranks; a group on one node has all
+// of them there. They are neighbours in the group. Returns 1 if the groups of the axis do not consist of whole nodes.
+int64_t ranks_on_node(const MeshShape& shape, Axis axis);
 
 // The axes of ranks that hold the same parameters (ParamSpec::grad_axis).
 inline constexpr std::array kGradAxes = {Axis::dp_cp, Axis::tp_cp_dp, Axis::edp, Axis::etp_edp};

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 
+#include "comm/collective_levels.h"
 #include "comm/mesh.h"
 #include "comm/transport/threads.h"
 #include "core/error.h"
@@ -141,6 +143,32 @@ TEST(LayoutProperty, SizesMultiplyToTheWorld) {
   }));
 }
 
+// Returns the ranks of a group on each node by counting them, or 1 if nodes have different numbers of them.
+int counted_on_node(const MeshShape& shape, Axis axis) {
+  std::set<int> sizes;
+  for (const int r : all_ranks(shape)) {
+    std::map<int64_t, int> on_node;
+    for (const int other : ranks_of_group(shape, axis, r)) ++on_node[other / shape.ranks_per_node];
+    for (const auto& [node, ranks] : on_node) sizes.insert(ranks);
+  }
+  return sizes.size() == 1 ? *sizes.begin() : 1;
+}
+
+// The levels of a group are those of its ranks on each node, or those without nodes if its nodes are not alike.
+TEST(LayoutProperty, LevelsBeginWithTheRanksOnANode) {
+  fix_seed();
+  EXPECT_TRUE(rc::check([] {
+    MeshShape shape = any_shape();
+    shape.ranks_per_node = *rc::gen::inRange(1, 9);
+    const auto axis = static_cast<Axis>(*rc::gen::inRange(0, kNumAxes));
+    const auto size = static_cast<int>(group_size(shape, axis));
+    const CollectiveLevels levels(size, static_cast<int>(ranks_on_node(shape, axis)));
+    const CollectiveLevels wanted(size, counted_on_node(shape, axis));
+    RC_ASSERT(levels.count() == wanted.count());
+    for (int l = 0; l < levels.count(); ++l) RC_ASSERT(levels.radix(l) == wanted.radix(l));
+  }));
+}
+
 // --- by hand --------------------------------------------------------------------------------------------------------
 
 TEST(Layout, EpSpansTpCpAndDp) {
@@ -174,6 +202,37 @@ TEST(Layout, RanksThatShareExpertsAreOnNodes) {
     const Mesh mesh(two, transport);
     const int first = transport.rank() / 2 * 2;
     EXPECT_THAT(mesh.node_of_experts().ranks(), ElementsAre(first, first + 1));
+  });
+}
+
+TEST(Layout, NodesHaveFewerRanksOfAGroupWithAStride) {
+  const MeshShape shape{.tp = 2, .dp = 16, .ep = 8, .edp = 4};
+  EXPECT_EQ(ranks_on_node(shape, Axis::tp), 2);
+  EXPECT_EQ(ranks_on_node(shape, Axis::dp), 4);
+  EXPECT_EQ(ranks_on_node(shape, Axis::tp_cp_dp), 8);
+  EXPECT_EQ(ranks_on_node(shape, Axis::ep), 8);
+  EXPECT_EQ(ranks_on_node(shape, Axis::edp), 1);                         // each on a node of its own
+  EXPECT_EQ(ranks_on_node({.tp = 3, .dp = 8, .edp = 24}, Axis::dp), 1);  // nodes have 2 or 3 of them
+  EXPECT_EQ(ranks_on_node({.dp = 16, .etp = 2, .ep = 2, .edp = 4}, Axis::etp_edp), 4);
+  EXPECT_EQ(ranks_on_node({.tp = 2, .cp = 8, .dp = 2, .edp = 32, .cp_inner = 2}, Axis::cp), 4);
+}
+
+// Two nodes of 8 ranks have 4 ranks each of a group of dp: these are added first. In another order the sum of the first
+// number is another one in f32. Between the nodes a rank sends a quarter of the bytes, not half as in one exchange.
+TEST(Mesh, AddsTheRanksOfANodeFirstInGroupsWithAStride) {
+  const MeshShape shape{.tp = 2, .dp = 8, .edp = 16};
+  run_threads(16, {.timeout_s = 60}, [&](Transport& transport) {
+    const Mesh mesh(shape, transport);
+    Group& dp = mesh.group(Axis::dp);
+    ThreadPool pool(1);
+    Stream s(DeviceKind::cpu, pool);
+    // ((big + 1) + (-big + 1)) of the nodes is 0, since big + 1 is big; one after the other it is 1.
+    constexpr float kBig = 1 << 25;
+    const float parts[] = {kBig, 1, 0, 0, -kBig, 1, 0, 0};
+    std::vector<float> x(8, parts[dp.rank()]);
+    dp.all_reduce_sum(s, tensor_of(x.data(), {8}));
+    EXPECT_EQ(x[0], 0);
+    EXPECT_EQ(dp.sent_bytes(), 2 * 32 * 7 / 8);
   });
 }
 

@@ -17,7 +17,7 @@ NcclUse use_of(const MeshShape& shape, Axis axis) {
   return {.neighbours = axis == Axis::pp || axis == Axis::pp_back || axis == Axis::cp || axis == Axis::cp_outer,
           .overlapped = axis == Axis::dp_cp || axis == Axis::tp_cp_dp || axis == Axis::edp || axis == Axis::etp_edp,
           .few_blocks = (axis == Axis::tp && shape.tp_overlap) || (axis == Axis::cp && shape.cp_overlap),
-          .node = axis == axis_of_experts(shape) ? static_cast<int>(shape.ranks_per_node) : 8};
+          .node = static_cast<int>(ranks_on_node(shape, axis))};
 }
 
 }  // namespace

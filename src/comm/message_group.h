@@ -22,7 +22,7 @@ struct MessageGroupSpec {
   std::string name;
   std::vector<int> ranks;                  // world ranks, ascending
   int channel = 0;                         // the first of kChannelsOfGroup channels, the same on all ranks of the group
-  int node = CollectiveLevels::kMaxRadix;  // ranks per node, for CollectiveLevels
+  int node = CollectiveLevels::kMaxRadix;  // ranks of the group on a node, for CollectiveLevels
 };
 inline constexpr int kChannelsOfGroup = 2;  // one for collectives, one for sends and receives
 

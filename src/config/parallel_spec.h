@@ -36,7 +36,7 @@ struct ParallelSpec {
   bool dynamic_cp = false;               // chooses cp for each micro-batch, among the powers of two up to cp
   int64_t cp_inner = 1;                  // with hierarchical: the number of ranks that exchange rows for heads
   DispatcherKind dispatcher = DispatcherKind::automatic;
-  int64_t ranks_per_node = 8;  // consecutive ranks that form a node for sums over ep and for two_level
+  int64_t ranks_per_node = 8;  // consecutive ranks that form a node
   ExpertOverlap expert_overlap = ExpertOverlap::none;
   RankSums sums = RankSums::ranks;
   bool fsdp = false;             // each rank keeps a shard of the weights of a layer; changes no bit

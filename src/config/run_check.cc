@@ -386,14 +386,13 @@ void check_layout(const RunSpec& s, int64_t ranks) {
       refuse_idle(s, key, "parallel.ep and etp are 1, so each rank holds all experts; set parallel.ep, or remove it");
     }
   }
-  const bool has_nodes_of_experts = p.ep * p.etp % p.ranks_per_node == 0 && p.ep * p.etp > p.ranks_per_node;
+  const bool has_nodes = ranks % p.ranks_per_node == 0 && ranks > p.ranks_per_node;
   const bool has_nodes_of_rows = s.device == DeviceKind::cuda && p.overlap && p.tp * p.cp > p.ranks_per_node;
-  if (!has_nodes_of_experts && !has_nodes_of_rows) {
-    refuse_idle(
-        s, "parallel.ranks_per_node",
-        fmt::format("the ep * etp = {} * {} ranks that share experts are not on several whole nodes of {} ranks; "
-                    "choose a smaller divisor of {}, or remove it",
-                    p.ep, p.etp, p.ranks_per_node, p.ep * p.etp));
+  if (!has_nodes && !has_nodes_of_rows) {
+    refuse_idle(s, "parallel.ranks_per_node",
+                fmt::format("the {} of the run are not on several whole nodes of {}; choose a smaller divisor of {}, "
+                            "or remove it",
+                            counted(ranks, "rank"), p.ranks_per_node, ranks));
   }
   MOEBIUS_CHECK(usage, p.sums == RankSums::ranks || s.device == DeviceKind::cuda,
                 "parallel.sums = \"nccl\" adds memory of GPUs; got run.device = \"cpu\"; set run.device = \"cuda\", or "

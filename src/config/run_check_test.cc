@@ -343,10 +343,9 @@ TEST(Check, RefusesUnsupportedFeatures) {
             [&] {
               parse({fmt::format("parallel.ranks_per_node={}", node), fmt::format("parallel.ep={}", ep)}).check(ep);
             }),
-        HasSubstr(fmt::format("parallel.ranks_per_node = {} would do nothing: the ep * etp = {} * 1 ranks that "
-                              "share experts are not on several whole nodes of {} ranks; choose a smaller "
-                              "divisor of {}, or remove it",
-                              node, ep, node, ep)));
+        HasSubstr(fmt::format("parallel.ranks_per_node = {} would do nothing: the {} of the run are not on several "
+                              "whole nodes of {}; choose a smaller divisor of {}, or remove it",
+                              node, ep == 1 ? "1 rank" : "4 ranks", node, ep)));
   }
   EXPECT_THAT(parse_error({"parallel.ranks_per_node=9"}),
               HasSubstr("parallel.ranks_per_node must be a whole number from 1 to 8; got 9"));

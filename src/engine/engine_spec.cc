@@ -134,15 +134,16 @@ namespace {
 // (docs/measurements/performance/several-gpus.md). NCCL's own sums might add in another order beside products.
 void choose_overlap(EngineSpec& spec) {
   MeshShape& mesh = spec.mesh;
-  // ranks: those of the group; span: consecutive ranks from its first to its last.
-  const auto overlaps = [&](int64_t ranks, int64_t span) {
+  // span: consecutive ranks from the first to the last of a group.
+  const auto overlaps = [&](Axis axis, int64_t span) {
+    const auto ranks = static_cast<int>(group_size(mesh, axis)), on_node = static_cast<int>(ranks_on_node(mesh, axis));
     if (spec.use != ModelUse::training || !spec.overlap || ranks == 1) return false;
-    if (target_of(spec) != DeviceKind::cuda) return CollectiveLevels(static_cast<int>(ranks)).is_direct();
+    if (target_of(spec) != DeviceKind::cuda) return CollectiveLevels(ranks, on_node).is_direct();
     return span > mesh.ranks_per_node && spec.sums == GpuSums::ranks;
   };
-  mesh.tp_overlap = overlaps(mesh.tp, mesh.tp);
+  mesh.tp_overlap = overlaps(Axis::tp, mesh.tp);
   const bool gathers = spec.shape.cp_comm == CpComm::allgather || spec.shape.cp_comm_window == CpComm::allgather;
-  mesh.cp_overlap = gathers && overlaps(mesh.cp, mesh.tp * mesh.cp);
+  mesh.cp_overlap = gathers && overlaps(Axis::cp, mesh.tp * mesh.cp);
 }
 
 }  // namespace

@@ -25,6 +25,8 @@ bool is_one_exchange(const TimeContext& c, const RankSpan& span, GroupCall call)
          span.size <= CollectiveLevels::kMaxRadix;
 }
 
+CollectiveLevels levels_of(const RankSpan& span) { return CollectiveLevels(static_cast<int>(span.size), span.node); }
+
 // An exchange of a level: its ranks, and the bytes that each of them sends.
 struct LevelExchange {
   RankSpan members;
@@ -34,7 +36,7 @@ struct LevelExchange {
 // Returns the exchanges of a sum in rank order. The reduce-scatters that have several levels are those of gradients.
 std::vector<LevelExchange> exchanges_of_sum(const TimeContext& c, const RankSpan& span, GroupCall call,
                                             double wire_bytes) {
-  const CollectiveLevels levels(static_cast<int>(span.size));
+  const CollectiveLevels levels = levels_of(span);
   const bool is_bf16 =
       call == GroupCall::reduce_scatter && c.spec.optimizer && c.spec.optimizer->grad == GradFormat::bf16;
   std::vector<LevelExchange> exchanges;
@@ -111,16 +113,16 @@ double group_messages(const TimeContext& c, const RankSpan& span, GroupCall call
   if (span.size <= 1) return 0;
   if (call == GroupCall::reduce_scatter && adds_by_ranks(c, call)) {
     // At level 0 a message has the part of one rank.
-    const CollectiveLevels levels(static_cast<int>(span.size));
+    const CollectiveLevels levels = levels_of(span);
     return static_cast<double>(levels.messages() + (levels.radix(0) - 1) * (levels.width(0) - 1));
   }
   switch (call) {
     case GroupCall::all_gather:
-      return static_cast<double>(all_gather_cost(0, span.size).messages);
+      return static_cast<double>(all_gather_cost(0, span.size, span.node).messages);
     case GroupCall::reduce_scatter:
-      return static_cast<double>(reduce_scatter_cost(0, span.size).messages);
+      return static_cast<double>(reduce_scatter_cost(0, span.size, DType::f32, span.node).messages);
     case GroupCall::all_reduce:
-      return static_cast<double>(all_reduce_cost(0, span.size).messages);
+      return static_cast<double>(all_reduce_cost(0, span.size, DType::f32, span.node).messages);
     case GroupCall::all_to_all:
       return static_cast<double>(all_to_all_cost(0, span.size).messages);
     case GroupCall::send:

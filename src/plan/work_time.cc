@@ -308,7 +308,9 @@ int64_t RankSpan::local(const PlanMachine& m) const {
   return std::clamp<int64_t>(domain / stride, 1, size);
 }
 
-RankSpan span_of(const MeshShape& m, Axis axis) {
+namespace {
+
+RankSpan positions_of(const MeshShape& m, Axis axis) {
   switch (axis) {
     case Axis::tp:
       return {m.tp, 1};
@@ -345,6 +347,14 @@ RankSpan span_of(const MeshShape& m, Axis axis) {
       return {m.world(), 1};
   }
   MOEBIUS_FAIL(internal, "span_of: an axis that is not known");
+}
+
+}  // namespace
+
+RankSpan span_of(const MeshShape& m, Axis axis) {
+  RankSpan span = positions_of(m, axis);
+  span.node = static_cast<int>(ranks_on_node(m, axis));
+  return span;
 }
 
 double lost_beside(const TimeContext& c, double hidden, double all, double memory_s) {

@@ -11,6 +11,7 @@ namespace moebius {
 // The positions of the ranks of a group: `size` ranks, each `stride` after the one before.
 struct RankSpan {
   int64_t size = 1, stride = 1;
+  int node = 1;                               // ranks_on_node of the group (comm/layout.h), for its levels
   int64_t local(const PlanMachine& m) const;  // number of ranks of the span in one domain of fast links
 };
 // The ranks of an axis. A group of pp is two neighbours.

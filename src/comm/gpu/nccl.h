@@ -28,7 +28,7 @@ struct NcclUse {
   // start_* beside matrix products of the same layer: on a stream of its own, with few multiprocessors
   // (Group::multiprocessors_of_start). With GpuSums::nccl it has no effect.
   bool few_blocks = false;
-  int node = 8;  // the group's ranks on a node, for comm/collective_levels.h
+  int node = 8;  // ranks of the group on a node, for comm/collective_levels.h
 };
 
 class NcclLinks {

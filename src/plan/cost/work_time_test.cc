@@ -71,6 +71,10 @@ TEST(WorkTime, OfSumsInRankOrderIsThatOfTheirLevels) {
   // Ranks of 16 machines have no level inside one.
   EXPECT_NEAR(group_seconds(c, {16, 8}, GroupCall::reduce_scatter, kWire), 2 * m.across_us * 1e-6 + kWire / across,
               1e-4);
+  // With tp = 2 a machine has 4 ranks of a group of dp, which are added first. A quarter of the bytes goes across.
+  const RankSpan with_stride = span_of({.tp = 2, .dp = 8, .edp = 16}, Axis::dp);
+  EXPECT_NEAR(group_seconds(c, with_stride, GroupCall::reduce_scatter, 14e9),
+              latency + 12e9 * message_time_over_links(4) / inside + 2e9 / across, 1e-4);
   // More than 8 ranks gather by NCCL's ring.
   EXPECT_EQ(group_seconds(c, span, GroupCall::all_gather, kWire),
             group_seconds(nccl, span, GroupCall::all_gather, kWire));

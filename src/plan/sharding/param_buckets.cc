@@ -44,7 +44,8 @@ double gradient_wire_bytes(const EngineSpec& spec, const ParamBucket& bucket) {
   // NCCL's own sums of bf16 send bf16. Sums over levels send f32 between them.
   const DType dtype = spec.sums == GpuSums::nccl ? DType::f32 : bucket.grad();
   const auto bytes = static_cast<double>(size_of(bucket.grad()) * bucket.numel);
-  return reduce_scatter_cost(bytes, group_size(spec.mesh, bucket.axis), dtype).wire_bytes;
+  const auto on_node = static_cast<int>(ranks_on_node(spec.mesh, bucket.axis));
+  return reduce_scatter_cost(bytes, group_size(spec.mesh, bucket.axis), dtype, on_node).wire_bytes;
 }
 
 int64_t aligned_numel(int64_t numel) { return div_ceil(numel, MemoryPlan::kAlign) * MemoryPlan::kAlign; }

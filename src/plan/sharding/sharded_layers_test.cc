@@ -42,6 +42,9 @@ TEST(GradientBytes, OfBf16AreThoseOfF32BetweenLevels) {
   EXPECT_EQ(gradient_wire_bytes(spec, bucket), 2 * 1400 + 4 * 100);
   spec.sums = GpuSums::nccl;
   EXPECT_EQ(gradient_wire_bytes(spec, bucket), 2 * 1500);
+  spec.sums = GpuSums::ranks;
+  spec.mesh = {.tp = 4, .dp = 16, .edp = 64};  // a node has 2 ranks of a group
+  EXPECT_EQ(gradient_wire_bytes(spec, bucket), 2 * 800 + 4 * 700);
 }
 
 // The buffers keep two layers at each turn: (2 L - 4) M + 2 gathers. Most of many micro-batches are not run.
