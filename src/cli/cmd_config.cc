@@ -357,6 +357,7 @@ void print_resolved(const Resolved& r, bool changed) {
     print_comment(layout_table(r.mesh));
   }
   print_comment(fmt::format("dispatcher {}: {}", r.dispatcher.name, r.dispatcher.reason));
+  if (const std::string unused = unused_machine_text(r.run, r.dispatcher); !unused.empty()) print_comment(unused);
   if (const std::string rows = expert_rows_text(r.run); !rows.empty()) print_comment("rows       " + rows);
   if (r.mesh.world() > 1) fmt::print("# memory     of rank {}, which needs the most\n", r.rank);
   print_comment(r.engine->plan().table());

@@ -193,6 +193,14 @@ DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) 
   return resolve_dispatcher(dispatcher_inputs(run, peers));
 }
 
+std::string unused_machine_text(const RunSpec& run, const DispatcherChoice& choice) {
+  if (run.machine.empty() || choice.estimates) return "";
+  return fmt::format(
+      "--machine {}: its rates have no effect here, since dispatchers are compared only for experts on several nodes "
+      "with parallel.dispatcher = \"auto\"",
+      run.machine);
+}
+
 const char* name_of(DispatcherKind kind) {
   switch (kind) {
     case DispatcherKind::automatic:

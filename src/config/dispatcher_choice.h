@@ -110,6 +110,9 @@ DispatcherChoiceInputs dispatcher_inputs(const RunSpec& run, const PeerReach& pe
 // Returns the choice for these.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
+// Returns a line that says that the rates of run.machine chose nothing, or an empty text if they did or none is named.
+std::string unused_machine_text(const RunSpec& run, const DispatcherChoice& choice);
+
 // "auto", "allgather", "alltoall", "direct", "two_level": the values of parallel.dispatcher.
 inline constexpr std::array kDispatcherKinds = {DispatcherKind::automatic, DispatcherKind::allgather,
                                                 DispatcherKind::alltoall, DispatcherKind::direct,

@@ -256,12 +256,13 @@ PlanMachine load_machine(const std::string& name_or_path, const std::string& fol
   const std::vector<std::string> known = known_machines(folder);
   MOEBIUS_CHECK(
       usage, !known.empty(),
-      "plan: expected a folder \"{}\" with machine files, to find machine \"{}\"; there is none here; run this in the "
-      "root of the repository, or give the path of a machine file",
+      "--machine: expected a folder \"{}\" with machine files, to find machine \"{}\"; there is none here; run this in "
+      "the root of the repository, or give the path of a machine file",
       folder, name_or_path);
   MOEBIUS_FAIL(
       usage,
-      "plan: no machine is called \"{}\"{}; the folder {} has {}; take one of them, or give the path of a machine file",
+      "--machine: no machine is called \"{}\"{}; the folder {} has {}; take one of them, or give the path of a machine "
+      "file",
       name_or_path, is_path ? ", and there is no such file" : "", folder, fmt::join(known, ", "));
 }
 

@@ -109,7 +109,8 @@ TEST(Machines, ErrorsNameTheMachineOrTheKey) {
   EXPECT_THAT(
       refused([] { load_machine("h100", "no_folder"); }),
       HasSubstr(
-          "expected a folder \"no_folder\" with machine files, to find machine \"h100\"; there is none here; run this in the root"));
+          "expected a folder \"no_folder\" with machine files, to find machine \"h100\"; there is none here; run this in "
+          "the root"));
   EXPECT_THAT(refused([] { load_machine("h300", kMachines); }),
               HasSubstr("no machine is called \"h300\"; the folder " + kMachines + " has b200, epyc2, gb200, gb300"));
   const std::string good = to_toml(load_machine("h100", kMachines));

@@ -1,6 +1,7 @@
 #include "train/rank_report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "device/fallback_kernels.h"
@@ -35,6 +36,14 @@ AxisReport axis_report(const std::vector<double>& table, int a) {
           .sent_bytes = *std::max_element(bytes.begin(), bytes.end()),
           .exposed_s = *std::max_element(seconds.begin(), seconds.end()),
           .rank_s = seconds};
+}
+
+// Returns seconds to the microsecond, so that the records of many ranks are short.
+double to_microsecond(double seconds) { return std::round(seconds * 1e6) / 1e6; }
+
+std::vector<double> to_microsecond(std::vector<double> seconds) {
+  for (double& each : seconds) each = to_microsecond(each);
+  return seconds;
 }
 
 // Experts are blocks of equal size over the ranks of ep.
@@ -106,7 +115,7 @@ RanksReport gather_ranks(Engine& engine, const RankTimes& mine, const CommCounte
 nlohmann::ordered_json to_json(const RanksReport& report) {
   nlohmann::ordered_json json, ranks, axes;
   const auto column = [&](const char* name, double RankTimes::*value) {
-    for (const RankTimes& rank : report.ranks) ranks[name].push_back(rank.*value);
+    for (const RankTimes& rank : report.ranks) ranks[name].push_back(to_microsecond(rank.*value));
   };
   column("load_s", &RankTimes::load_s);
   column("passes_s", &RankTimes::passes_s);
@@ -114,8 +123,9 @@ nlohmann::ordered_json to_json(const RanksReport& report) {
   column("waiting_s", &RankTimes::waiting_s);
   for (const AxisReport& axis : report.axes) {
     if (axis.sent_bytes == 0 && axis.exposed_s == 0) continue;
-    axes[std::string(name_of(axis.axis))] = {
-        {"sent_bytes", static_cast<int64_t>(axis.sent_bytes)}, {"exposed_s", axis.exposed_s}, {"rank_s", axis.rank_s}};
+    axes[std::string(name_of(axis.axis))] = {{"sent_bytes", static_cast<int64_t>(axis.sent_bytes)},
+                                             {"exposed_s", to_microsecond(axis.exposed_s)},
+                                             {"rank_s", to_microsecond(axis.rank_s)}};
   }
   json["ranks"] = ranks;
   if (report.host_link_bytes_per_s) json["host_link_bytes_per_s"] = *report.host_link_bytes_per_s;

@@ -48,6 +48,11 @@ std::optional<StartNote> dispatcher_note(const RunSpec& run, const DispatcherCho
   return StartNote{fmt::format("dispatcher {}: {}", choice.name, choice.reason)};
 }
 
+std::optional<StartNote> machine_note(const RunSpec& run, const DispatcherChoice& choice) {
+  const std::string text = unused_machine_text(run, choice);
+  return text.empty() ? std::nullopt : std::optional(StartNote{text, /*is_warning=*/true});
+}
+
 std::optional<StartNote> rows_note(const RunSpec& run) {
   const std::string text = expert_rows_text(run);
   return text.empty() ? std::nullopt : std::optional(StartNote{text});
@@ -148,8 +153,8 @@ std::vector<StartNote> start_notes(const RunSpec& run, const DispatcherChoice& d
   };
   add(kernels_note(run, gpus));
   for (const auto& note : recipe_notes(run, gpus, num_ranks)) add(note);
-  for (const auto& note :
-       {dispatcher_note(run, dispatcher), rows_note(run), balance_note(run), saves_note(run), rate_note(run)})
+  for (const auto& note : {dispatcher_note(run, dispatcher), machine_note(run, dispatcher), rows_note(run),
+                           balance_note(run), saves_note(run), rate_note(run)})
     add(note);
   for (const RunNote& note : run_notes(run, num_ranks)) notes.push_back(note);
   add(block_states_note(run));

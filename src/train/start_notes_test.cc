@@ -39,6 +39,14 @@ const std::string kLocal = "dispatcher local: each rank holds all experts of its
 
 TEST(StartNotes, AnOrdinaryRunNotesOnlyItsDispatcher) { EXPECT_EQ(all_notes(quiet_run()), kLocal); }
 
+TEST(StartNotes, SayThatAMachineFileHasNoEffect) {
+  RunSpec run = quiet_run();
+  run.machine = "h100";
+  EXPECT_THAT(all_notes(run), HasSubstr("warning: --machine h100: its rates have no effect here, since dispatchers are "
+                                        "compared only for experts on several nodes with parallel.dispatcher = "
+                                        "\"auto\"\n"));
+}
+
 TEST(StartNotes, TheDispatcherAndWhy) {
   RunSpec run = quiet_run();
   run.parallel.ep = 3;

@@ -355,6 +355,9 @@ TEST(CliConfig, ComparesDispatchersOverMachines) {
   expect_refused(config({"--machine", "xeon2"}, false), 2,
                  "--machine xeon2: expected a machine file with device = \"cuda\", as run.device; got \"cpu\"; "
                  "name another file, or leave --machine out");
+  EXPECT_THAT(config({"--machine", "h200"}, false).out, testing::Not(testing::HasSubstr("have no effect")));
+  EXPECT_THAT(config({"--machine", "h200", "--set", "parallel.dispatcher=allgather"}, false).out,
+              testing::HasSubstr("# --machine h200: its rates have no effect here"));
   expect_refused(config({"--machine", "nowhere"}, false), 2, "no machine is called \"nowhere\"");
 }
 

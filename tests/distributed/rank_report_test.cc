@@ -64,6 +64,16 @@ TEST_P(RankReports, EveryRankHasTheReportsOfAll) {
   });
 }
 
+TEST(RankReport, HasSecondsToTheMicrosecond) {
+  RanksReport report;
+  report.ranks = {{.load_s = 1.0 / 3, .waiting_s = 2e-7}, {}};
+  report.axes = {{.axis = Axis::ep, .sent_bytes = 1, .exposed_s = 2.0 / 3, .rank_s = {1.0 / 3, 2.0 / 3}}};
+  const auto json = to_json(report);
+  EXPECT_EQ(json.at("ranks").at("load_s").dump(), "[0.333333,0.0]");
+  EXPECT_EQ(json.at("ranks").at("waiting_s").dump(), "[0.0,0.0]");
+  EXPECT_EQ(json.at("comm").at("ep").dump(), R"({"sent_bytes":1,"exposed_s":0.666667,"rank_s":[0.333333,0.666667]})");
+}
+
 INSTANTIATE_TEST_SUITE_P(Everywhere, RankReports, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return fmt::format("{}_on_{}", info.param.name, info.param.ranks); });
 
