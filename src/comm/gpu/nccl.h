@@ -2,12 +2,13 @@
 // else is kernels on streams.
 //
 // With GpuSums::ranks a collective is an exchange of grouped sends and receives, and our own kernel adds in the order
-// of Group. Sums and broadcasts of large groups have an exchange for each level (comm/level_collectives.h). So the bits
-// and the bytes are those of the message groups. In groups of more than 8 ranks all_gather is NCCL's. With
-// GpuSums::nccl the sums and all_gather are NCCL's, which chooses the order of its sums. Blocking calls run on the
-// caller's stream. start_*, send and recv run on side streams, which events fork and join, inside and outside of CUDA
-// graphs. The byte counters and times of a captured call grow with each replay (GraphCapture). No call waits on the
-// host, except to limit how far the host runs ahead of the GPU.
+// of Group. Sums and broadcasts have an exchange for each level (comm/level_collectives.h). So the bits and the bytes
+// are those of the message groups. In groups of more than 8 ranks all_gather is NCCL's. With GpuSums::nccl the sums and
+// all_gather are NCCL's, which chooses the order of its sums.
+//
+// Blocking calls run on the caller's stream. start_*, send and recv run on side streams, which events fork and join,
+// inside and outside of CUDA graphs. The byte counters and times of a captured call grow with each replay
+// (GraphCapture). No call waits on the host, except to limit how far the host runs ahead of the GPU.
 #pragma once
 
 #include <memory>
