@@ -32,7 +32,7 @@
 namespace moebius {
 
 // A communication in flight. Its tensors may be used again after wait(), which does nothing on an empty Pending. A
-// Pending that is destroyed before wait(), as by an exception, is cancelled.
+// Pending that is destroyed before wait(), as by an exception, is cancelled. Over NCCL its work still runs on the GPU.
 class Pending {
  public:
   class Transfer {

@@ -2,8 +2,8 @@
 // ranks sends one message to each of the others, and receives one from it. So a waiting rank knows which rank it waits
 // for, and sums are added in the same order over every transport.
 //
-//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in the order of
-//                       Group, and sends the sum to all
+//   all_reduce_sum      each rank gets its slice from all ranks, adds these in the order of Group, and
+//                       sends the sum to all
 //   reduce_scatter_sum  the first half of all_reduce_sum: the slices are exchanged and added
 //   all_gather          the second half: the results are exchanged
 //

@@ -37,8 +37,8 @@ class NcclLinks {
   static std::string why_missing();  // the reason why NCCL cannot be used; empty if it can
   static std::string version();      // such as "2.28.9"; empty without NCCL
 
-  // REQUIRES: gpu belongs to this rank alone. From now on a wait of the host for the GPU throws Error{distributed} when
-  // NCCL reports an error, another rank is known to have failed, or the wait exceeds the world's timeout.
+  // REQUIRES: gpu belongs to this rank alone. From now on a wait of the host for the GPU throws Error{distributed} in
+  // three cases: NCCL reports an error, another rank is known to have failed, or the wait exceeds the world's timeout.
   NcclLinks(Transport& world, Accelerator& gpu, GpuSums sums);
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;

@@ -50,7 +50,7 @@ class DirectWindow {
   Group& ranks() const { return ranks_; }
   // The place of an array in the windows of all ranks.
   struct Array {
-    int64_t offset = 0;  // bytes from the begin of a window
+    int64_t offset = 0;  // bytes from the beginning of a window
     Shape shape{0};
     DType dtype = DType::i32;
   };

@@ -96,7 +96,8 @@ class TwoLevelDispatcher final : public Dispatcher {
                        Unused unused) const;
   Sections sections(const Tensor& sorted_SC, const Tensor& arrived_NC, const TwoLevelHandle& handle) const;
   std::vector<int64_t> of_others(std::vector<int64_t> rows) const;  // returns rows with 0 for this node
-  // Rows for each node in the order of nodes, and rows from each. phase: its name in messages.
+  // `in` has the rows for each node, and `out` gets those from each, both in the order of the nodes. phase: the name of
+  // the exchange in messages.
   struct RailExchange {
     const char* phase = "";
     Tensor out, in;
