@@ -11,8 +11,8 @@
 // With 256 ranks the radices are 8, 8 and 4, and an all-gather or a reduce-scatter has 7 + 7 + 3 messages instead of
 // 255. A group of at most 8 ranks on one node has one level.
 //
-// If a group is on several nodes, with the same number of ranks on each (ranks_on_node in comm/layout.h), level 0 is
-// the ranks of a node: a sum first adds these, and then the nodes.
+// If a group is on several nodes, with the same number of ranks above 1 on each (ranks_on_node in comm/layout.h), level
+// 0 is the ranks of a node. So a sum first adds these, and then the nodes.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@
 
 namespace moebius {
 
-// A rank's exchange at a level. The member with digit d has the places [begin(d), begin(d) + width) of the slices: a
-// sum gives it their sums, and a gather has them from it.
+// A rank's exchange at a level. The member with digit d has the slices at the places [begin(d), begin(d) + width). In a
+// sum it gets these slices from the other members, and adds them. In a gather it sends them to the others.
 struct LevelStep {
   int level = 0;
   int digit = 0;             // this rank's: its index in members
   std::vector<int> members;  // ranks of the group, by digit
-  int first = 0, width = 0;
+  int first = 0, width = 0;  // the first place of the members' slices; the number of slices of a member
   int radix() const { return static_cast<int>(members.size()); }
   int begin(int d) const { return first + d * width; }
 };
@@ -35,9 +35,9 @@ class CollectiveLevels {
  public:
   static constexpr int kMaxRadix = 8;  // maximum ranks that exchange at a level
 
-  // node: ranks of the group on a node, at most kMaxRadix. It is the first radix if it is above 1, below size, and divides size.
-  // Each other radix is the largest divisor, up to kMaxRadix, of the remaining factor. A remaining factor without
-  // such a divisor, such as a prime above kMaxRadix, is one level.
+  // node: ranks of the group on a node, at most kMaxRadix. It is the first radix if it is above 1, below size, and
+  // divides size. Each other radix is the largest divisor, up to kMaxRadix, of the remaining factor. A remaining factor
+  // without such a divisor, such as a prime above kMaxRadix, is one level.
   explicit CollectiveLevels(int size, int node = kMaxRadix);
 
   int size() const { return size_; }

@@ -4,10 +4,11 @@
 //              dtypes. No call depends on data, except for the sizes of all_to_all_v; ranks without rows
 //              call it too.
 //   Sums       Sums take f32, f64, i64 and bf16. They add in the order of the ranks,
-//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end. In a group of more than
-//              8 ranks they are sums of such sums, over the levels of comm/collective_levels.h:
-//              ((x0 + ... + x7) + (x8 + ... + x15)) + ... For the same group size the bits are the
-//              same on every rank, in every run and over every transport.
+//              ((x0 + x1) + x2) + ..., bf16 in f32 and rounded once at the end. A group of more than 8
+//              ranks, or on several nodes, may have several levels, and adds such sums over them
+//              (comm/collective_levels.h): ((x0 + ... + x7) + (x8 + ... + x15)) + ... With the same levels
+//              the bits are the same on every rank, in every run and over every transport. Only
+//              GpuSums::nccl has another order (comm/gpu/nccl.h).
 //   Memory     Tensors are contiguous and in memory of the stream's device. When a call returns, its
 //              tensors may be used again; on a GPU, by work launched on the stream later. For sums the
 //              group keeps receive buffers of at most kSumPiece elements from each of 8 ranks; with NCCL 64 MiB.
@@ -31,7 +32,7 @@
 namespace moebius {
 
 // A communication in flight. Its tensors may be used again after wait(), which does nothing on an empty Pending. A
-// Pending that is destroyed before wait(), as by an exception, is cancelled.
+// Pending that is destroyed before wait(), as by an exception, is cancelled. Over NCCL its work still runs on the GPU.
 class Pending {
  public:
   class Transfer {
@@ -76,6 +77,7 @@ struct PeerTraffic {
 
 class Group {
  public:
+  // Sums through host memory run in pieces, of at most this many elements for each rank.
   static constexpr int64_t kSumPiece = 1 << 18;
 
   virtual ~Group() = default;
@@ -117,13 +119,13 @@ class Group {
   virtual void count_also(std::shared_ptr<const PeerTraffic> traffic) = 0;
 
   // Returns the total bytes that this rank has sent to others. A call of a group of n ranks sends the following, if n
-  // divides the elements; b is the bytes of x, or of the larger of out and in. Sums of bf16 over more than 8 ranks
-  // send more (comm/group_cost.h).
+  // divides the elements; b is the bytes of x, or of the larger of out and in. Sums of bf16 over several levels send
+  // more (comm/group_cost.h).
   //   all_reduce_sum                   2 b (n-1)/n
   //   reduce_scatter_sum, all_gather   b (n-1)/n
   //   all_to_all_v                     the rows for others
-  //   broadcast                        b for each rank that this rank sends x to: n-1 at the root with at
-  //                                    most 8 ranks, else the messages of comm/collective_levels.h
+  //   broadcast                        b for each rank that this rank sends x to: n-1 at the root with one
+  //                                    level, else the messages of comm/collective_levels.h
   //   send                             b
   //   barrier                          0
   virtual int64_t sent_bytes() const = 0;

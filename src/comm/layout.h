@@ -9,7 +9,7 @@
 // (hierarchical in model/attention/context_parallel.h).
 //
 // A node is a block of ranks_per_node consecutive ranks. The first node begins at rank 0 of the world. The ranks that
-// share the experts of a layer (etp x ep) have consecutive numbers. Those of dp have not, if tp or cp is above 1.
+// share the experts of a layer (etp x ep) have consecutive numbers. Those of dp do not, if tp or cp is above 1.
 #pragma once
 
 #include <array>
@@ -59,9 +59,11 @@ struct MeshShape {
   // Returns the number of nodes of the ranks of etp x ep, if these are all ranks of the nodes; else 1.
   int64_t nodes_of_experts() const { return etp * ep % ranks_per_node == 0 ? etp * ep / ranks_per_node : 1; }
   int64_t world() const { return tp * cp * dp * pp; }
-  // Throws Error{usage} with the equation that fails, unless degrees are at least 1,
-  // tp*cp*dp = etp*ep*edp, cp_inner divides cp, ranks_per_node is from 1 to 8, and fsdp_shard is 0, or at least 2 and
-  // divides every larger group of ranks that hold the same parameters. There are at most INT32_MAX ranks.
+  // Throws Error{usage} with the equation that fails, unless all of these hold:
+  //   Every degree is at least 1, and there are at most INT32_MAX ranks.
+  //   tp*cp*dp = etp*ep*edp, and cp_inner divides cp.
+  //   ranks_per_node is from 1 to 8.
+  //   fsdp_shard is 0, or is at least 2 and divides every larger group of ranks that hold the same parameters.
   void check() const;
   bool operator==(const MeshShape&) const = default;
 };
@@ -80,8 +82,8 @@ int rank_in_expert_view(const MeshShape& shape, const RankPlace& place);  // rea
 // Returns the world ranks in world_rank's group of this axis, ascending.
 std::vector<int> ranks_of_group(const MeshShape& shape, Axis axis, int world_rank);
 int64_t group_size(const MeshShape& shape, Axis axis);
-// Returns the number of ranks of a group of this axis on each node of ranks_per_node ranks; a group on one node has all
-// of them there. They are neighbours in the group. Returns 1 if the groups of the axis do not consist of whole nodes.
+// Returns the number of ranks that a group of this axis has on each of its nodes. They are neighbours in the group. If
+// each group is on one node, it is the size of the group. Returns 1 if a group has different numbers on its nodes.
 int64_t ranks_on_node(const MeshShape& shape, Axis axis);
 
 // The axes of ranks that hold the same parameters (ParamSpec::grad_axis).

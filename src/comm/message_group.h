@@ -2,14 +2,14 @@
 // ranks sends one message to each of the others, and receives one from it. So a waiting rank knows which rank it waits
 // for, and sums are added in the same order over every transport.
 //
-//   all_reduce_sum      each rank gets its slice from all ranks, adds the slices in the order of
-//                       Group, and sends the sum to all
+//   all_reduce_sum      each rank gets its slice from all ranks, adds these in the order of Group, and
+//                       sends the sum to all
 //   reduce_scatter_sum  the first half of all_reduce_sum: the slices are exchanged and added
 //   all_gather          the second half: the results are exchanged
 //
-// In a group of at most 8 ranks a half is one exchange between all ranks. In a larger group it is an exchange on each
-// level (comm/level_collectives.h). all_to_all_v is always one exchange. With several levels, the collectives of
-// start_* run in wait(), and do not overlap.
+// A half is an exchange on each level of the group (comm/level_collectives.h). A group of at most 8 ranks on one node
+// has one level, on which all ranks exchange. all_to_all_v is always one exchange. With several levels, the collectives
+// of start_* run in wait(), and do not overlap.
 #pragma once
 
 #include "comm/group_cost.h"
@@ -51,7 +51,7 @@ class MessageGroup final : public Group {
   void count_also(std::shared_ptr<const PeerTraffic> traffic) override { beside_.push_back(std::move(traffic)); }
   int64_t sent_bytes() const override;
   double seconds() const override;
-  int64_t sent_messages() const { return sent_messages_; }  // to other ranks
+  int64_t sent_messages() const { return sent_messages_; }  // total messages to other ranks
 
  private:
   class Exchange;
@@ -84,6 +84,7 @@ class MessageGroup final : public Group {
   int rank_ = 0;
   int64_t num_calls_ = 0, num_sent_ = 0, num_received_ = 0, sent_bytes_ = 0, sent_messages_ = 0;
   double seconds_ = 0;
+  // The one-sided traffic that the counters include.
   std::vector<std::shared_ptr<const PeerTraffic>> beside_;
   Buffer arrived_;  // slices from the other ranks
   Buffer packed_;   // slices in the order of place()

@@ -14,8 +14,8 @@ namespace moebius {
 
 struct PartCalls {
   LevelCalls levels;
-  // Sends the spans to[d] to member d of the step, and fills from[d] from it with as many spans, one after another.
-  // This rank's own are left out.
+  // Sends the spans to[d] to member d of the step, and fills the spans from[d] with those that it sends, in this order.
+  // This rank's own spans are not read or written.
   std::function<void(const LevelStep& step, const std::vector<Spans>& to, const std::vector<Spans>& from)> exchange;
   std::function<void(const Span& to, const Span& from)> copy;
 };

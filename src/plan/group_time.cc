@@ -33,7 +33,8 @@ struct LevelExchange {
   double wire_bytes = 0;
 };
 
-// Returns the exchanges of a sum in rank order. The reduce-scatters that have several levels are those of gradients.
+// Returns the exchanges of a sum in rank order. A reduce-scatter over several levels is taken as one of gradients, with
+// the dtype of their sums.
 std::vector<LevelExchange> exchanges_of_sum(const TimeContext& c, const RankSpan& span, GroupCall call,
                                             double wire_bytes) {
   const CollectiveLevels levels = levels_of(span);
@@ -64,7 +65,7 @@ double sum_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, d
   return bytes / memory_rate(c);
 }
 
-// The bytes a second of a rank's links, inside a domain and between domains.
+// Bytes per second of the links of a rank, inside a domain and between domains.
 struct LinkRates {
   double inside, across;
 };
@@ -104,7 +105,7 @@ double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call,
   }
   const int64_t local = span.local(c.machine);
   if (local == span.size || is_one_exchange(c, span, call)) return exchange_seconds(c, span, wire_bytes);
-  // A ring crosses between domains once, on the link of each of the domain's ranks.
+  // A ring leaves each domain once. These bytes are divided among the links of the domain's ranks.
   const LinkRates rates = rates_of(c);
   return c.machine.across_us * 1e-6 + wire_bytes / std::min(rates.inside, rates.across * static_cast<double>(local));
 }

@@ -46,13 +46,13 @@ struct TimeContext {
   const EngineSpec& spec;
 };
 
-// Returns the time of the messages of n GPUs of one domain over that at the rate of their links. NCCL's sends and
-// receives copy a message through buffers, and the last of the n - 1 messages of a rank overlaps with no other one. So
-// few ranks reach less of the rate than many (slopes between the sizes of `moebius bench collectives`: 253 GB/s of two
-// H200, 311 of four).
+// Returns the time of the messages of n GPUs of one domain, divided by their time at the rate of the links. NCCL's
+// sends and receives copy a message through buffers, and the last of the n - 1 messages of a rank overlaps with no
+// other one. So few ranks reach less of the rate than many. The slopes between the sizes of `moebius bench collectives`
+// were 253 GB/s on two H200 and 311 on four.
 inline double message_time_over_links(int64_t n) { return n > 1 ? 1 + 0.4 / static_cast<double>(n - 1) : 1; }
 
-// Returns the bytes a second that kernels of memory-bound ops reach.
+// Returns the bytes per second that kernels of memory-bound ops reach.
 double memory_rate(const TimeContext& c);
 
 // Returns the seconds of a collective call in which each rank sends wire_bytes. On GPUs Moebius adds in the order of
@@ -92,21 +92,22 @@ struct PassTime {
 // Returns the time of a pass, or of other work. Communication is not overlapped in it.
 PassTime pass_time(const TimeContext& c, const PassWork& work);
 
-// The part's passes. layer: whether it is an MoE or dense layer of the model; else the ends of a stage.
+// The times of the passes of a part.
 struct PartTime {
   PassTime forward, loss, backward, leave;
   PassTime backward_weight;  // the part of backward that is a pass of its own
   PassTime copies;           // quantising the weights, once a step; of Moebius alone
   PassTime stored_first;     // saved by the first backward pass of a step, which stores gradients; only in Moebius
 };
+// is_layer: the part is an MoE or dense layer of the model, and not an end of a stage.
 PartTime part_time(const TimeContext& c, const PartWork& part, bool is_moe, bool is_layer);
 
 // Returns the number of messages of a call to other ranks: those of comm/group_cost.h. A reduce-scatter
 // of GPUs has more at level 0, one for each rank of a member's block.
 double group_messages(const TimeContext& c, const RankSpan& span, GroupCall call);
 
-// Returns the precision of 8 bits or less of products of experts and others: --assume precision, or precision.recipe if
-// the machine supports such products. from_recipe: no products run in such a precision.
+// Returns the precision, of 8 bits or less, in which quantised products are computed: that of --assume precision, else
+// that of precision.recipe if the machine supports it. from_recipe means that no product has such a precision.
 PlanPrecision products_precision(const EngineSpec& spec, const Assumptions& assume, const PlanMachine& machine);
 
 // Returns the number of times that a token of K experts is sent when it goes once to each of `units` (ranks or domains)

@@ -2,12 +2,13 @@
 // else is kernels on streams.
 //
 // With GpuSums::ranks a collective is an exchange of grouped sends and receives, and our own kernel adds in the order
-// of Group. Sums and broadcasts of large groups have an exchange for each level (comm/level_collectives.h). So the bits
-// and the bytes are those of the message groups. In groups of more than 8 ranks all_gather is NCCL's. With
-// GpuSums::nccl the sums and all_gather are NCCL's, which chooses the order of its sums. Blocking calls run on the
-// caller's stream. start_*, send and recv run on side streams, which events fork and join, inside and outside of CUDA
-// graphs. The byte counters and times of a captured call grow with each replay (GraphCapture). No call waits on the
-// host, except to limit how far the host runs ahead of the GPU.
+// of Group. Sums and broadcasts have an exchange for each level (comm/level_collectives.h). So the bits and the bytes
+// are those of the message groups. In groups of more than 8 ranks all_gather is NCCL's. With GpuSums::nccl the sums and
+// all_gather are NCCL's, which chooses the order of its sums.
+//
+// Blocking calls run on the caller's stream. start_*, send and recv run on side streams, which events fork and join,
+// inside and outside of CUDA graphs. The byte counters and times of a captured call grow with each replay
+// (GraphCapture). No call waits on the host, except to limit how far the host runs ahead of the GPU.
 #pragma once
 
 #include <memory>
@@ -36,8 +37,8 @@ class NcclLinks {
   static std::string why_missing();  // the reason why NCCL cannot be used; empty if it can
   static std::string version();      // such as "2.28.9"; empty without NCCL
 
-  // REQUIRES: gpu belongs to this rank alone. From now on a wait of the host for the GPU throws Error{distributed} when
-  // NCCL reports an error, another rank is known to have failed, or the wait exceeds the world's timeout.
+  // REQUIRES: gpu belongs to this rank alone. From now on a wait of the host for the GPU throws Error{distributed} in
+  // three cases: NCCL reports an error, another rank is known to have failed, or the wait exceeds the world's timeout.
   NcclLinks(Transport& world, Accelerator& gpu, GpuSums sums);
   ~NcclLinks();
   NcclLinks(const NcclLinks&) = delete;

@@ -320,8 +320,9 @@ std::vector<KeyText> parallel_texts() {
        "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
       {"parallel.ranks_per_node",
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks of several nodes are added "
-       "inside each node first ([levels](../design/parallelism.md#groups)). With `dispatcher = \"two_level\"` the ranks of a node must be on one machine. On GPUs "
-       "exchanges of `tp` and `cp` overlap where their ranks are on several nodes (`overlap`)."},
+       "inside each node first ([levels](../design/parallelism.md#groups)). With `dispatcher = \"two_level\"` the "
+       "ranks of a node must be on one machine. On GPUs exchanges of `tp` and `cp` overlap where their ranks are on "
+       "several nodes (`overlap`)."},
       {"parallel.expert_overlap",
        "What an MoE layer computes while its rows are exchanged: nothing (`none`), other work of the same "
        "layer (`layer`), or also products of some of the rows (`batch_split`, "
@@ -329,16 +330,16 @@ std::vector<KeyText> parallel_texts() {
        "needs `dispatcher = \"direct\"`, rows and products that are not quantised, no adapters, and in bf16 on GPUs "
        "Hopper's kernels, with columns in multiples of 8. Results are bitwise identical for all values."},
       {"parallel.sums",
-       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, and more than 8 ranks in "
-       "blocks of at most 8 first, with the bits of every other transport. `nccl` calls NCCL's own collectives, which "
-       "choose their own order."},
+       "How ranks with GPUs add their tensors. `ranks` adds in the order of the ranks, in "
+       "[levels](../design/parallelism.md#groups) with more than 8 ranks or several nodes, with the bits of every "
+       "other transport. `nccl` calls NCCL's own collectives, which choose their own order."},
       {"parallel.fsdp",
        "Shards the weights of each layer over the ranks that hold the same weights; a pass gathers a layer before it "
        "computes it ([sharding.md](../design/sharding.md)). Results are bitwise identical "
        "for all values."},
       {"parallel.fsdp_shard",
        "With `parallel.fsdp`, the number of consecutive ranks over which the weights of a layer are sharded, such as "
-       "the ranks of a node that hold the same weights; 0 means all of them. Other groups of as many ranks hold copies "
+       "the ranks of a node that hold the same weights; 0 means all of them. Other groups of the same size hold copies "
        "of the shards, so that only the first gather of a layer in a step leaves the group "
        "([sharding.md](../design/sharding.md#shards-in-a-node-copies-across)). It must divide each larger number of "
        "ranks that hold the same weights. Results are bitwise identical for all values."},

@@ -1,6 +1,6 @@
 // Sequence parallelism (arXiv 2205.05198): each tp rank has one of tp equal blocks of the rows of the residual stream.
 // Layers that are split over tp all-gather the rows before they compute, and reduce-scatter their outputs. With one
-// rank nothing is moved or copied.
+// rank nothing is moved or copied. In shapes T is the rows of a micro-batch, and t = T / tp those of a block.
 //
 // With MeshShape::tp_overlap some of these exchanges overlap with products that do not depend on them.
 #pragma once
@@ -23,7 +23,7 @@ class RowsInFlight {
   void wait();  // makes later work wait; throws as Pending::wait()
 
  private:
-  std::unique_ptr<Pending> pending_;  // its address is known to the limit
+  std::unique_ptr<Pending> pending_;  // on the heap, since the limit keeps its address
   std::unique_ptr<BlockLimitScope> limit_;
 };
 
@@ -36,12 +36,13 @@ class RowBlocks {
   Group& group() const { return tp_; }
   bool overlaps() const { return overlaps_; }  // whether start_gather() and start_sum() overlap with later work
 
-  // Returns the rows of all ranks, on the step stack; x itself with one rank.
+  // Returns the rows of all ranks, [T, D] on the step stack; x itself with one rank.
   Tensor gather(Step& step, Tensor x_tD) const;
-  // y (+)= this rank's rows of the sum of x over the ranks. Nothing stays on the step stack after the call.
+  // Computes y = this rank's rows of the sum of x over the ranks, or adds them to y. Nothing stays on the step stack
+  // after the call.
   void sum(Step& step, Tensor y_tD, Tensor x_TD, bool accumulate = false) const;
 
-  // The rows of all ranks, on the step stack; x itself with one rank. They may be read after wait().
+  // The result of gather(), which may be read after arriving.wait().
   struct Gathering {
     Tensor x_TD;
     RowsInFlight arriving;

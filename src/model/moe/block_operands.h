@@ -6,7 +6,7 @@
 
 namespace moebius {
 
-// An operand on the step stack: E4M3 elements of this shape, and their scales.
+// Allocates an operand on the step stack: E4M3 elements of this shape, and their scales.
 inline Operand alloc_blocks(Step& step, const Shape& shape, ScaleLayout layout, bool transposed) {
   Operand q(step.alloc(shape, DType::f8_e4m3), step.alloc(scale_shape(layout, shape), scale_dtype(layout)), layout);
   q.transposed = transposed;

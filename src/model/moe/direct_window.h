@@ -12,9 +12,9 @@
 // These sizes suffice for any routing: a token is sent to a rank at most once, and all W T tokens may choose
 // its experts.
 //
-// two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it, and EP above is the ep
-// ranks of the node. Each array has a section for each node, for the tokens of that node. So there are T ETP J rows of
-// sums for each of the nodes; all else is as large as with direct.
+// two_level (model/moe/dispatchers/dispatcher_two_level.h): the ranks of a node write to it. In J and in the columns of
+// counts, EP is the number of ep ranks of the node. Each array has a section for each node, for the tokens of that
+// node. So there are T J ETP rows of sums for each of the nodes. The other arrays have the rows of direct.
 #pragma once
 
 #include <functional>
@@ -50,7 +50,7 @@ class DirectWindow {
   Group& ranks() const { return ranks_; }
   // The place of an array in the windows of all ranks.
   struct Array {
-    int64_t offset = 0;  // bytes from the begin of a window
+    int64_t offset = 0;  // bytes from the beginning of a window
     Shape shape{0};
     DType dtype = DType::i32;
   };

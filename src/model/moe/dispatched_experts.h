@@ -116,7 +116,7 @@ class DispatchedExperts final : public RoutedExperts {
   Dispatched hold_grads(Step& step, const Dispatched& grads, Saved& saved) const;  // for backward_weight
   // With batch_split: sends the rows of x again, and recomputes h of each part while the next one is sent.
   Dispatched recompute_h_in_parts(Step& step, const SplitDispatcher::Parts& parts, Saved& saved) const;
-  // backward_down computes the derivatives w.r.t. h from dy, and backward_up those w.r.t. x from h.
+  // backward_down computes the derivatives w.r.t. h from dy, and backward_up computes those w.r.t. x from these.
   void backward_down(Step& step, Tensor dweight_R, const Dispatched& grads, Saved& saved,
                      const RowPart& part = {}) const;
   // The same, but also quantises its results. The rows of dx are scratch until backward_up.
@@ -147,7 +147,7 @@ class DispatchedExperts final : public RoutedExperts {
   GatedActivation activation_;
   bool emits_quantised_ = false;  // d_expert_down quantises what it computes
   bool counts_ = false;           // log.precision: dh is quantised once more, where it is counted, to the same bits
-  bool saves_in_8_bits_ = false;  // h
+  bool saves_in_8_bits_ = false;  // h is saved in 8 bits
   const ExpertRows* rows_;        // null: without a budget
   std::unique_ptr<Dispatcher> dispatcher_;
   const SplitDispatcher* split_ = nullptr;  // dispatcher_, with batch_split

@@ -1,4 +1,4 @@
-// The files of DispatchedExperts share this: groups of rows for operands, and ops with scratch from the step stack.
+// The files of DispatchedExperts share this call of an expert op.
 #pragma once
 
 #include "model/moe/dispatched_experts.h"

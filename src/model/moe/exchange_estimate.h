@@ -1,6 +1,7 @@
 // The bytes that cross nodes and that stay inside them, and the predicted time, of each dispatcher that ranks on
 // several nodes can have. `auto` chooses by them (config/dispatcher_choice.h). The bytes are those of
-// model/moe/dispatcher_cost.h on CPUs, divided by the place of their receivers; on GPUs they are those of NCCL's calls.
+// model/moe/dispatcher_cost.h on CPUs, and of NCCL's calls on GPUs, counted separately for receivers on other nodes and
+// on the sender's own.
 #pragma once
 
 #include "config/dispatcher_choice.h"

@@ -45,7 +45,8 @@ struct ExpertRowsSpec {
   DispatcherKind dispatcher = DispatcherKind::allgather;
   double rows_factor = 0;  // moe.rank_rows_factor
   DType dtype = DType::f32;
-  // Pairs of an MoE layer that keeps rows and a micro-batch that are between forward and backward at a time.
+  // The maximum number of passes between forward and backward at a time. A pass is that of a micro-batch through an MoE
+  // layer that keeps rows.
   int64_t passes_in_flight = 1;
   bool has_layers = true;  // this rank has MoE layers
 };

@@ -1,5 +1,5 @@
-// A Moe on the ranks of a mesh, over threads, beside the same layer on one rank. What a token or a
-// parameter is depends on its global name alone, so every rank can make what it needs.
+// A Moe on the ranks of a mesh, over threads, for comparison with the same layer on one rank. The values of tokens and
+// parameters are drawn by their global names alone, so every rank can make those that it needs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ inline double draw(const std::string& name, int64_t i) {
   return Rng(5, RngSite::bench, 0, key_of(name.c_str())).normal(static_cast<uint64_t>(i));
 }
 
-// Elements of the global tensor `name` that a part holds: fn(element here, element of the global tensor).
+// Calls fn(element here, element of the global tensor) for each element that a part holds.
 template <class F>
 void for_each_element(const ParamPart& part, F&& fn) {
   const Shape local = part.local_shape();
@@ -92,12 +92,12 @@ inline void set_value(const Tensor& t, int64_t i, double x) {
     t.ptr<bf16>()[i] = to_bf16(static_cast<float>(x));
 }
 
-// Everything a step leaves, by global name and element: "y", "dx",
-// "grad.experts.3.up_proj.weight", "aux", ...
+// All results of a step, indexed by the number of the step with a global name, and by element: "step 1 y",
+// "step 1 dx", "step 1 aux", "step 1 grad " with the name of a parameter, ...
 using Outcome = std::map<std::string, std::vector<double>>;
 
-// One rank's part of a training step of the layer: micro-batches of this rank's dp coordinate, and
-// of the others where `all_dp` says that this rank stands for them all.
+// One rank's part of a training step of the layer. The rank computes the micro-batches of its own dp coordinate, or if
+// it is the only rank, those of all dp coordinates.
 class MoeRank {
  public:
   MoeRank(const MoeCase& c, Mesh& mesh)
@@ -156,7 +156,7 @@ class MoeRank {
     }
   }
 
-  // A step of `num_dp` micro-batches, one to a dp rank; this rank takes those of the dp ranks
+  // Runs a step of `num_dp` micro-batches, one for each dp rank. This rank computes those of the dp ranks
   // [first, last).
   void run(int step_number, int64_t first, int64_t last, int64_t num_dp) {
     prefix_ = fmt::format("step {} ", step_number);
@@ -246,8 +246,8 @@ class MoeRank {
       for (int64_t i = 0; i < run.count; ++i) fn(run.row + i, dp * c_.batch * c_.seq + run.token + i);
     }
   }
-  // Two documents to a sequence, cut elsewhere in each. A batch says segments of all rows of a
-  // context rank.
+  // Sets the segments of all rows of this cp rank. Each sequence has two documents, and the second one begins at
+  // another position in each sequence.
   void fill_segments() {
     for (const TokenRun& run : token_runs(shape_, {.cp = mesh_.shape().cp}, {.cp = mesh_.place().cp})) {
       for (int64_t i = 0; i < run.count; ++i) {

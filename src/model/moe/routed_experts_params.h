@@ -18,9 +18,9 @@ ParamSpec b1_spec(const LayerContext& c, const std::string& prefix);  // [e, 2F]
 ParamSpec b2_spec(const LayerContext& c, const std::string& prefix);
 int64_t first_b2_column(const LayerContext& c);
 
-// Declares weights of experts that compute at most max_tokens tokens of a rank at a time. Their products may add to
-// sums of gradients themselves (optimizer.fuse_grad). This excludes a micro-batch in chunks, which has several
-// products for a gradient, and quantised operands, whose kernel writes f32.
+// Declares weights of experts that compute at most max_tokens tokens of a rank at a time. The products that compute
+// their gradients may add these to the sums of gradients (optimizer.fuse_grad). They cannot if a micro-batch is
+// computed in chunks, which has several products for a gradient, or with quantised operands, whose kernel writes f32.
 const Param& declare_expert_weights(const LayerContext& c, ParamSpec spec, int64_t max_tokens);
 
 }  // namespace moebius

@@ -26,8 +26,8 @@ class SharedExpert {
   void declare_saved(MemoryPlan& plan, const std::string& prefix, Saved& saved) const;
   bool is_chunked() const { return chunk_ < t_; }
 
-  // The two parts of forward. open() returns the tensor to which mlp() writes: it is on the step stack, or with a gate
-  // it may be saved.
+  // The parts of the forward pass, in this order. open() returns the tensor of x's shape to which mlp() writes: it is
+  // on the step stack, or with a gate it may be saved. add_to() adds it to y, with a gate times sigmoid(x w_g).
   Tensor open(Step& step, Tensor x_tD, Saved& saved) const;
   void mlp(Step& step, Tensor mlp_y_tD, Tensor x_tD, Saved& saved) const;
   void add_to(Step& step, Tensor y_tD, Tensor mlp_y_tD, Tensor x_tD, const Saved& saved) const;
@@ -35,8 +35,8 @@ class SharedExpert {
 
   // Adds to dx. In chunks, it adds to the gradients of weights too, if no other pass comes before backward_weight.
   void backward_input(Step& step, Tensor dx_tD, Tensor dy_tD, Saved& saved) const;
-  // The parts of backward_input: backward_hidden needs only dy, and computes what the others read.
-  // REQUIRES: !is_chunked()
+  // The parts of backward_input. backward_hidden needs only dy, and computes what backward_x and backward_weight read.
+  // backward_x adds to dx. REQUIRES: !is_chunked()
   void backward_hidden(Step& step, Tensor dy_tD, Saved& saved) const;
   void backward_x(Step& step, Tensor dx_tD, Saved& saved) const;
   void backward_weight(Step& step, const Saved& saved) const;

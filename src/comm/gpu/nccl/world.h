@@ -64,12 +64,12 @@ enum class NcclLaneKind : int {
   blocking,    // on the caller's stream
   overlapped,  // on a side stream, which all groups share
   few_blocks,  // on another such stream, with few blocks
-  one_way,     // and above: from one rank to another
+  one_way,     // this and larger values: from one rank to another, a value for each such lane
 };
 
 class NcclWorld {
  public:
-  // The blocks of NCCL's kernels beside matrix products, which have the other multiprocessors.
+  // The number of blocks of NCCL's kernels that run beside matrix products, which leave them this many multiprocessors.
   static constexpr int kFewBlocks = 16;
 
   // nccl must outlive the process's threads: calls that hang are abandoned on one.
@@ -104,7 +104,7 @@ class NcclWorld {
   void wait_for(cudaEvent_t event);  // on the host; REQUIRES: no graph is being captured
   void abandon();
 
-  // Launches NCCL's own collectives, in place where out is the rank's part of in, or the other way.
+  // Launch NCCL's own collectives. They work in place where the smaller tensor is this rank's part of the larger one.
   void nccl_all_reduce(cudaStream_t on, const NcclLane& lane, const Tensor& x);
   void nccl_reduce_scatter(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
   void nccl_all_gather(cudaStream_t on, const NcclLane& lane, const Tensor& out, const Tensor& in);
@@ -118,7 +118,7 @@ class NcclWorld {
   static constexpr int64_t kArrivedBytes = int64_t{64} << 20;
 
  private:
-  // max_blocks: of the kernels of a collective; 0: NCCL's own choice.
+  // max_blocks: the number of blocks of a collective's kernel; 0: NCCL's own choice.
   ncclComm_t make_comm(Group& over, const std::vector<int>& members, int max_blocks = 0);
   cudaStream_t side_stream(NcclLaneKind kind);
   // Makes the first exchange of a lane, which waits on the host until the other ranks join.
@@ -149,6 +149,8 @@ class NcclWorld {
   std::vector<cudaEvent_t> free_events_, free_timing_events_;
   std::vector<TimedInterval> intervals_;  // not yet added
   std::vector<std::weak_ptr<NcclCapture>> captures_;
+  // limit_launch_queue() records an event at every kOperationsOfPace-th operation. First it waits for the event that
+  // was recorded kPaces events before.
   static constexpr int kPaces = 4, kOperationsOfPace = 8;
   cudaEvent_t paces_[kPaces] = {};
   int64_t num_operations_ = 0;

@@ -5,6 +5,8 @@
 // With T tokens per rank and W ranks, a rank sends in each call
 //   announce  (W - 1) T K * 12 bytes      dispatch, combine_bwd  (W - 1) T D elements
 //   combine   (W - 1) T D elements        dispatch_bwd           (W - 1) T (D elements + 4 K bytes)
+// If the ranks are on several nodes, sums of bf16 send more (comm/group_cost.h).
+//
 // A token's sum runs over k on each rank, and then over the ranks in the order of their group (comm/group.h). In bf16
 // each partial result is rounded.
 #pragma once

@@ -41,7 +41,9 @@ namespace moebius {
 
 struct DirectHandle final : DispatchHandle {
   Tensor dest_TJ, row_TJ, back_row_TB;  // destinations of this rank's tokens: ops/dispatch/dispatch.h
-  Tensor arrive_W1, back_W;             // for the N = W T rows that may arrive
+  // arrive: where the rows of each rank begin among the N = W T rows that may arrive. back: where the sums of this
+  // rank's experts begin in the window of each rank.
+  Tensor arrive_W1, back_W;
   Tensor pair_row_NL, weight_NL;
   // True once the pass has started. Then all ranks have used the rows of earlier passes, which may be overwritten.
   bool has_begun = false;

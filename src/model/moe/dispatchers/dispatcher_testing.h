@@ -18,7 +18,8 @@
 
 namespace moebius::testing {
 
-enum class Choice { even, skewed, one };  // experts of tokens: any; few; the same for all (as far as K goes)
+// The first of a token's K experts: any; 0 or 1; the same for all tokens. The others are the experts that follow it.
+enum class Choice { even, skewed, one };
 
 struct Case {
   MeshShape mesh;
@@ -216,8 +217,8 @@ inline double expected(const Case& c, int64_t token, int64_t d, bool weighted) {
   return c.dtype == DType::f32 ? sum : to_f32(to_bf16(sum));
 }
 
-// Sums of sixteenths of small integers are exact in f32 in any order. In bf16 all-gather and direct round the part of
-// each rank: half a unit of at most W K / W terms each.
+// Sums of sixteenths of small integers are exact in f32 in any order. In bf16 all-gather, direct and two-level round
+// the part of each rank, and then the sum, each by at most 2^-8 of it. The K terms of a token are at most 32 each.
 inline void expect_rows(const Case& c, const Array& got, int64_t first_token, bool weighted) {
   const Values values = got.values();
   const double slack = c.dtype == DType::f32 ? 0 : 64.0 * static_cast<double>(c.K) * 0x1p-8;

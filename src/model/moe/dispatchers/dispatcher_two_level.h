@@ -46,17 +46,18 @@
 namespace moebius {
 
 struct TwoLevelHandle final : DispatchHandle {
-  // The rows of this rank's tokens for all nodes are sorted by node, then by token; those for this node come last.
-  // This is the index of a token's rows at the nodes of each of the G blocks of nodes. The sums of a block are added
-  // first. A = min(K, M).
+  // The rows of this rank's tokens for all nodes are one array, sorted by node, then by token; those for this node come
+  // last. node_row[g,t,a] is the place in it of token t's row for its a-th node, if that is in block g of the G blocks
+  // of nodes, else -1. A token has rows for at most A = min(K, M) nodes. The sums of a block's nodes are added first.
   Tensor node_row_GTA;
   // The number of rows of the messages to and from each node, on the host. For this node both are equal.
   std::vector<int64_t> send_rows, recv_rows;
   // Places of the N = M T tokens that come from the rail, a section of T for each node: ops/dispatch/dispatch.h.
   Tensor topk_NK, dest_NJ, row_NJ, back_row_NB;
-  // The W T rows that may arrive, a section of n T for each node.
+  // The same as in DirectHandle, for the W T rows that may arrive: a section of n T for each node. A row has at most
+  // L = min(K, e) pairs.
   Tensor arrive_Mn1, back_Mn;
-  Tensor pair_row_NL, weight_NL;  // L = min(K, e) pairs of a row at most
+  Tensor pair_row_NL, weight_NL;  // [W T, L]
   bool has_begun = false;         // as in DirectHandle
 };
 
@@ -95,7 +96,8 @@ class TwoLevelDispatcher final : public Dispatcher {
                        Unused unused) const;
   Sections sections(const Tensor& sorted_SC, const Tensor& arrived_NC, const TwoLevelHandle& handle) const;
   std::vector<int64_t> of_others(std::vector<int64_t> rows) const;  // returns rows with 0 for this node
-  // Rows for each node in the order of nodes, and rows from each. phase: its name in messages.
+  // `in` has the rows for each node, and `out` gets those from each, both in the order of the nodes. phase: the name of
+  // the exchange in messages.
   struct RailExchange {
     const char* phase = "";
     Tensor out, in;

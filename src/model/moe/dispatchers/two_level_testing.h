@@ -9,8 +9,8 @@
 
 namespace moebius::testing {
 
-// The rows that a rank sends if a token is sent once to each node, and there by the rank with the place of the
-// token's own rank to all ranks of its experts.
+// The rows that a rank sends with two-level. A token is sent once to each node of its experts, to the rank that has the
+// same place there as its own rank. That rank passes it on to the ranks of its experts.
 struct TwoLevelRows {
   int64_t left = 0, passed_on = 0;  // across nodes: rows of its own tokens, and sums of tokens that it passed on
   int64_t out = 0, back = 0;        // inside its node: rows that it passes on, and sums of its experts

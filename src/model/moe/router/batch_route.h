@@ -13,7 +13,7 @@ namespace moebius {
 // Returns whether the route of a token depends on the logits of other tokens.
 bool depends_on_batch(const RouteRule& rule);
 
-// route_fwd for this rank's rows of a micro-batch `shape` (model/attention/token_runs.h). here.rule is that of the
+// Runs route_fwd for this rank's rows of a micro-batch `shape` (model/attention/token_runs.h). here.rule is that of the
 // whole micro-batch. One rank adds the counts of the whole micro-batch to load and dropped, and the others add nothing.
 // here.scratch is not used.
 void route_batch(Step& step, const RouteFwd& here, const BatchShape& shape, const Mesh& mesh);
