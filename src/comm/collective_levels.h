@@ -35,9 +35,9 @@ class CollectiveLevels {
  public:
   static constexpr int kMaxRadix = 8;  // maximum ranks that exchange at a level
 
-  // node: ranks of the group on a node, at most kMaxRadix. It is the first radix if it is above 1, below size, and divides size.
-  // Each other radix is the largest divisor, up to kMaxRadix, of the remaining factor. A remaining factor without
-  // such a divisor, such as a prime above kMaxRadix, is one level.
+  // node: ranks of the group on a node, at most kMaxRadix. It is the first radix if it is above 1, below size, and
+  // divides size. Each other radix is the largest divisor, up to kMaxRadix, of the remaining factor. A remaining factor
+  // without such a divisor, such as a prime above kMaxRadix, is one level.
   explicit CollectiveLevels(int size, int node = kMaxRadix);
 
   int size() const { return size_; }
