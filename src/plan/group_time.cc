@@ -33,13 +33,10 @@ struct LevelExchange {
   double wire_bytes = 0;
 };
 
-// Returns the exchanges of a sum in rank order. A reduce-scatter over several levels is taken as one of gradients, with
-// the dtype of their sums.
-std::vector<LevelExchange> exchanges_of_sum(const TimeContext& c, const RankSpan& span, GroupCall call,
-                                            double wire_bytes) {
+// Returns the exchanges of a sum in rank order. The all-reduces of a step add f32 or f64.
+std::vector<LevelExchange> exchanges_of_sum(const RankSpan& span, GroupCall call, double wire_bytes) {
   const CollectiveLevels levels = levels_of(span);
-  const bool is_bf16 =
-      call == GroupCall::reduce_scatter && c.spec.optimizer && c.spec.optimizer->grad == GradFormat::bf16;
+  const bool is_bf16 = call == GroupCall::reduce_scatter && span.sums == DType::bf16;
   std::vector<LevelExchange> exchanges;
   double all = 0;
   int64_t stride = span.stride;
@@ -58,7 +55,7 @@ std::vector<LevelExchange> exchanges_of_sum(const TimeContext& c, const RankSpan
 double sum_seconds(const TimeContext& c, const RankSpan& span, GroupCall call, double wire_bytes) {
   if (!adds_by_ranks(c, call)) return 0;
   double bytes = 0;
-  for (const auto& [members, sent] : exchanges_of_sum(c, span, call, wire_bytes)) {
+  for (const auto& [members, sent] : exchanges_of_sum(span, call, wire_bytes)) {
     const double r = static_cast<double>(members.size);
     bytes += (r + 1) * sent / (r - 1) / (call == GroupCall::all_reduce ? 2 : 1);
   }
@@ -99,7 +96,7 @@ double group_seconds(const TimeContext& c, const RankSpan& span, GroupCall call,
   if (span.size <= 1) return 0;
   if (adds_by_ranks(c, call)) {
     double seconds = sum_seconds(c, span, call, wire_bytes);
-    for (const auto& [members, sent] : exchanges_of_sum(c, span, call, wire_bytes))
+    for (const auto& [members, sent] : exchanges_of_sum(span, call, wire_bytes))
       seconds += exchange_seconds(c, members, sent);
     return seconds;
   }
@@ -119,6 +116,7 @@ double group_messages(const TimeContext& c, const RankSpan& span, GroupCall call
   }
   switch (call) {
     case GroupCall::all_gather:
+      if (is_one_exchange(c, span, call)) return static_cast<double>(span.size - 1);
       return static_cast<double>(all_gather_cost(0, span.size, span.node).messages);
     case GroupCall::reduce_scatter:
       return static_cast<double>(reduce_scatter_cost(0, span.size, DType::f32, span.node).messages);

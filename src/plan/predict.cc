@@ -348,7 +348,7 @@ void Predicting::add_update() {
     double all = 0, memory_s = 0;
     AxisFigures seconds{};
     for (const auto& [axis, sent] : bytes) {
-      const RankSpan span = span_of(spec_.mesh, axis);
+      const RankSpan span = span_of_gradients(spec_, axis);
       if (span.size == 1) continue;
       const double calls = static_cast<double>(buckets.at(axis));
       const double s = calls * group_seconds(context_, span, call, sent / calls);

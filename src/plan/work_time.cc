@@ -357,6 +357,12 @@ RankSpan span_of(const MeshShape& m, Axis axis) {
   return span;
 }
 
+RankSpan span_of_gradients(const EngineSpec& spec, Axis axis) {
+  RankSpan span = span_of(spec.mesh, axis);
+  if (spec.optimizer && spec.optimizer->grad == GradFormat::bf16) span.sums = DType::bf16;
+  return span;
+}
+
 double lost_beside(const TimeContext& c, double hidden, double all, double memory_s) {
   return all > 0 ? hidden * (taken_by_groups(c.machine) + memory_s / all) : 0;
 }

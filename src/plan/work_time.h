@@ -12,10 +12,13 @@ namespace moebius {
 struct RankSpan {
   int64_t size = 1, stride = 1;
   int node = 1;                               // ranks_on_node of the group (comm/layout.h), for its levels
+  DType sums = DType::f32;                    // dtype of reduce-scatters; bf16 is sent in f32 above level 0
   int64_t local(const PlanMachine& m) const;  // number of ranks of the span in one domain of fast links
 };
 // The ranks of an axis. A group of pp is two neighbours.
 RankSpan span_of(const MeshShape& mesh, Axis axis);
+// The same for sums of gradients, which have the dtype of the optimizer's gradients.
+RankSpan span_of_gradients(const EngineSpec& spec, Axis axis);
 
 // Multiprocessors of a GPU that send while others compute: the default of DeepEP (arXiv 2603.07685).
 inline constexpr double kSendingMultiprocessors = 20;

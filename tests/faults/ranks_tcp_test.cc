@@ -155,6 +155,17 @@ TEST_F(TcpRun, AWindowThatCannotBeMadeIsReplacedOrRefused) {
   EXPECT_THAT(runs_.err_of(0), HasSubstr("File too large; raise the limit of file sizes of this process (ulimit -f)"));
 }
 
+// Nodes of one rank split the two ranks of an expert, so that two-level is not possible.
+TEST_F(TcpRun, AWindowThatCannotBeMadeIsReplacedWhereNodesSplitExperts) {
+  const RankIs is{
+      .fault = {},
+      .overrides = {"parallel.ep=2", "parallel.etp=2", "parallel.ranks_per_node=1", "train.global_batch=8"}};
+  const FileSizeLimit limit(1 << 20);
+  ASSERT_THAT(runs_.train_ranks(4, "limited", {{0, is}, {1, is}, {2, is}, {3, is}}), Each(0)) << runs_.err_of(0);
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("dispatcher allgather: chosen by \"auto\""));
+  EXPECT_THAT(runs_.err_of(0), HasSubstr("File too large"));
+}
+
 TEST_F(TcpRun, ARankThatThrowsInAStepEndsAllWithCode6) {
   EXPECT_THAT(runs_.train_ranks(3, "r", {{1, {"train.mid_step:4:throw"}}}), Each(6));
   EXPECT_THAT(runs_.err_of(1), HasSubstr("error: " + name_of(1) +

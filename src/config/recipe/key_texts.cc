@@ -317,7 +317,7 @@ std::vector<KeyText> parallel_texts() {
        "all tokens of a rank. In training, `auto` chooses `direct` if the ranks that share experts can access each "
        "other's memory; else, if those of each node can, the fastest by predicted times (`--machine`). Otherwise it "
        "chooses `allgather` on a GPU with `run.graph`, and elsewhere `allgather` if ep is at most top-k, else "
-       "`alltoall`. `direct` and `two_level` give bitwise the results of `allgather`."},
+       "`alltoall`. `two_level` gives bitwise the results of `allgather`, and so does `direct` on one node."},
       {"parallel.ranks_per_node",
        "The number of consecutive ranks that form a node, at most 8. Sums over the ranks of several nodes are added "
        "inside each node first ([levels](../design/parallelism.md#groups)). With `dispatcher = \"two_level\"` the "

@@ -156,7 +156,9 @@ bool writes_to_windows(const TimeContext& c) { return is_own_direct(c) || is_own
 RankSpan span_of_messages(const TimeContext& c, const SentWork& sent) {
   const MeshShape& mesh = c.spec.mesh;
   if (is_expert_axis(sent.axis) && is_own_two_level(c)) return {mesh.nodes_of_experts(), mesh.ranks_per_node};
-  return span_of(mesh, sent.axis);
+  RankSpan span = span_of(mesh, sent.axis);
+  span.sums = c.spec.precision.compute;  // rows and their gradients
+  return span;
 }
 
 PlanDispatcher dispatcher_of(const TimeContext& c) {

@@ -54,6 +54,24 @@ TEST(RowExchange, OfAnEvenLoadAreFewer) {
   EXPECT_NEAR(sent({}), 2 * 3.77, 0.05);
 }
 
+// Rows and their gradients are summed in the dtype of the computation, and gradients of weights in the optimizer's.
+TEST(RowExchange, SumsHaveTheDtypeOfWhatTheyAdd) {
+  const PlanMachine m = machine("h100");
+  const Assumptions assume;
+  EngineSpec spec;
+  spec.mesh = {.dp = 16, .ep = 16};
+  spec.optimizer.emplace();
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    spec.precision.compute = compute;
+    spec.optimizer->grad = GradFormat::f32;
+    const TimeContext c{.machine = m, .assume = assume, .spec = spec};
+    EXPECT_EQ(span_of_messages(c, {.axis = Axis::ep, .call = GroupCall::reduce_scatter}).sums, compute);
+    EXPECT_EQ(span_of_gradients(spec, Axis::dp_cp).sums, DType::f32);
+  }
+  spec.optimizer->grad = GradFormat::bf16;
+  EXPECT_EQ(span_of_gradients(spec, Axis::dp_cp).sums, DType::bf16);
+}
+
 // With nvfp4 a dispatch also sends the index of each token, in the first of 2 L i32 that replace its routes
 // (DirectDispatcher::dispatch_index). L: the most experts of a token on one rank. A token has 8 of OLMoE's 64
 // experts, so a rank with n experts gets it with the probability 1 - C(64 - n, 8) / C(64, 8), or on two ranks always.

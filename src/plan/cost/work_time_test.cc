@@ -41,18 +41,16 @@ TEST(WorkTime, OfCollectivesOnTwoAndFourGpus) {
             group_seconds(c, {2, 1}, GroupCall::reduce_scatter, kBytes / 2));
 }
 
-// 16 GPUs on two machines of 8. A sum in the order of the ranks first adds each machine, and then sends a fifteenth of the
-// bytes to the other machine, on the link of each rank. NCCL's rings cross between machines once.
+// 16 GPUs on two machines of 8. A sum in the order of the ranks first adds each machine, and then sends a fifteenth of
+// the bytes to the other machine, on the link of each rank. NCCL's rings cross between machines once.
 TEST(WorkTime, OfSumsInRankOrderIsThatOfTheirLevels) {
   PlanMachine m = machine("h100");
   m.memory_tb_s = 1e6;  // the pass that adds takes no time
   const Assumptions assume;
-  EngineSpec spec, with_nccl, low;
+  EngineSpec spec, with_nccl;
   with_nccl.sums = GpuSums::nccl;
-  low.optimizer = OptimizerSpec{.grad = GradFormat::bf16};
   const TimeContext c{.machine = m, .assume = assume, .spec = spec};
   const TimeContext nccl{.machine = m, .assume = assume, .spec = with_nccl};
-  const TimeContext of_bf16{.machine = m, .assume = assume, .spec = low};
   const RankSpan span{16, 1};
   constexpr double kWire = 15e9;
   const Shares& shares = m.of(PlanSystem::moebius);
@@ -65,8 +63,8 @@ TEST(WorkTime, OfSumsInRankOrderIsThatOfTheirLevels) {
     EXPECT_NEAR(group_seconds(nccl, span, call, kWire), m.across_us * 1e-6 + kWire / std::min(inside, 8 * across),
                 1e-4);
   }
-  // Gradients in bf16 are f32 between the machines: an eighth of the bytes.
-  EXPECT_NEAR(group_seconds(of_bf16, span, GroupCall::reduce_scatter, 16e9),
+  // Sums of bf16 are f32 between the machines: an eighth of the bytes.
+  EXPECT_NEAR(group_seconds(c, {.size = 16, .sums = DType::bf16}, GroupCall::reduce_scatter, 16e9),
               latency + 14e9 * messages / inside + 2e9 / across, 1e-4);
   // Ranks of 16 machines have no level inside one.
   EXPECT_NEAR(group_seconds(c, {16, 8}, GroupCall::reduce_scatter, kWire), 2 * m.across_us * 1e-6 + kWire / across,
@@ -95,6 +93,11 @@ TEST(WorkTime, MessagesAreThoseOfTheDevice) {
     EXPECT_EQ(group_messages(c, {.size = 256}, GroupCall::all_to_all), 255);
     EXPECT_EQ(group_messages(c, {.size = 256}, GroupCall::send), 1);
   }
+  // Two nodes of 4 ranks each: over NCCL 8 ranks gather in one exchange, and sum in levels.
+  const RankSpan of_nodes{.size = 8, .stride = 2, .node = 4};
+  EXPECT_EQ(group_messages(cpus, of_nodes, GroupCall::all_gather), 3 + 1);
+  EXPECT_EQ(group_messages(gpus, of_nodes, GroupCall::all_gather), 7);
+  EXPECT_EQ(group_messages(gpus, of_nodes, GroupCall::all_reduce), 2 * (3 + 1));
   EXPECT_EQ(group_messages(cpus, {.size = 256}, GroupCall::reduce_scatter), 17);
   EXPECT_EQ(group_messages(gpus, {.size = 256}, GroupCall::reduce_scatter), 7 * 32 + 7 + 3);
   EXPECT_EQ(group_messages(cpus, {.size = 256}, GroupCall::all_reduce), 34);

@@ -50,7 +50,7 @@ Exchange exchange_of(const TimeContext& c, const std::map<Axis, LayerTraffic::Se
   Exchange e;
   for (const auto& [axis, of_axis] : sent) {
     const auto i = static_cast<size_t>(axis);
-    RankSpan span = span_of(c.spec.mesh, axis);
+    RankSpan span = span_of_gradients(c.spec, axis);
     if (of_axis.ranks > 0) span.size = of_axis.ranks;
     if (axis == Axis::etp_edp && span.size <= c.spec.mesh.etp) span.stride = 1;  // neighbours
     const auto calls = static_cast<double>(of_axis.calls);
