@@ -76,6 +76,7 @@ TEST_P(RankedTraining, ARankThatIsKilledInASaveCostsNothing) {
   for (const auto& [rank, point] : deaths) {
     SCOPED_TRACE(fmt::format("rank {} at {}", rank, point));
     EXPECT_EQ(runs_.train_ranks(2, point, {}, {{rank, {point}}}), 6) << runs_.err();
+    EXPECT_EQ(runs_.count_in_err("MPI_ABORT"), 0) << "the ranks have reported already";
     EXPECT_TRUE(verify_checkpoint(runs_.newest(point)).ok());
     ASSERT_EQ(runs_.train_ranks(2, point), 0) << runs_.err();
     runs_.expect_same(point, "undisturbed");

@@ -1,5 +1,6 @@
 #include "comm/transport/mpi.h"
 
+#include <dlfcn.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -312,6 +313,13 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
   return watch;
 }
 
+// Ends all processes. Open MPI 4 first sends a text about the call to mpirun, which can crash while it handles that
+// (4.1.4, in pmix_server_log_fn) and then ends with 139. The ranks have reported, so the text is turned off.
+void end_all() {
+  if (void* quiet = ::dlsym(RTLD_DEFAULT, "orte_execute_quiet")) *static_cast<bool*>(quiet) = true;
+  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
+}
+
 // Returns when every rank has failed by itself, as with a wrong recipe.
 // Then each ends as a single process would.
 // Otherwise the run ends here.
@@ -325,7 +333,7 @@ void end_unless_all_fail(const MpiOptions& options, MpiTransport& transport, Ran
   if (failure.distributed) sleep_s(kGraceS);
   if (watch) watch->announce_abort();
   sleep_s(kForwardS);
-  MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
+  end_all();
 }
 
 }  // namespace
