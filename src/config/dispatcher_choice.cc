@@ -196,8 +196,7 @@ DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers) 
 std::string unused_machine_text(const RunSpec& run, const DispatcherChoice& choice) {
   if (run.machine.empty() || choice.estimates) return "";
   return fmt::format(
-      "--machine {}: its rates have no effect here, since dispatchers are compared only for experts on several nodes "
-      "with parallel.dispatcher = \"auto\"",
+      "--machine {}: its rates have no effect here, since the dispatcher is not chosen by predicted times",
       run.machine);
 }
 

@@ -110,7 +110,7 @@ DispatcherChoiceInputs dispatcher_inputs(const RunSpec& run, const PeerReach& pe
 // Returns the choice for these.
 DispatcherChoice resolve_dispatcher(const RunSpec& run, const PeerReach& peers = {});
 
-// Returns a line that says that the rates of run.machine chose nothing, or an empty text if they did or none is named.
+// Returns a line for the log if run.machine names a file whose rates had no part in the choice, else an empty text.
 std::string unused_machine_text(const RunSpec& run, const DispatcherChoice& choice);
 
 // "auto", "allgather", "alltoall", "direct", "two_level": the values of parallel.dispatcher.

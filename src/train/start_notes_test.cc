@@ -42,9 +42,8 @@ TEST(StartNotes, AnOrdinaryRunNotesOnlyItsDispatcher) { EXPECT_EQ(all_notes(quie
 TEST(StartNotes, SayThatAMachineFileHasNoEffect) {
   RunSpec run = quiet_run();
   run.machine = "h100";
-  EXPECT_THAT(all_notes(run), HasSubstr("warning: --machine h100: its rates have no effect here, since dispatchers are "
-                                        "compared only for experts on several nodes with parallel.dispatcher = "
-                                        "\"auto\"\n"));
+  EXPECT_THAT(all_notes(run), HasSubstr("warning: --machine h100: its rates have no effect here, since the dispatcher "
+                                        "is not chosen by predicted times\n"));
 }
 
 TEST(StartNotes, TheDispatcherAndWhy) {

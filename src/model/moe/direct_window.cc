@@ -19,11 +19,9 @@ PeerReach peer_reach(Stream& s, const Mesh& mesh, const std::function<int64_t(Di
   const std::string apart = why_not(group_of_experts(mesh), DispatcherKind::direct);
   if (!apart.empty()) {
     const MeshShape& shape = mesh.shape();
-    const auto can_write_in_nodes = [&] {
-      return has_nodes(shape.ep, shape.etp, shape.ranks_per_node) &&
-             why_not(mesh.node_of_experts(), DispatcherKind::two_level).empty();
-    };
-    return {.why = apart, .in_nodes = can_write_in_nodes()};
+    return {.why = apart,
+            .in_nodes = has_nodes(shape.ep, shape.etp, shape.ranks_per_node) &&
+                        why_not(mesh.node_of_experts(), DispatcherKind::two_level).empty()};
   }
   return {.all = true,
           .why = fmt::format("the {} ranks that share experts are on one machine and can access each other's memory",

@@ -313,8 +313,8 @@ std::unique_ptr<RankWatch> watch_ranks(const MpiOptions& options, MpiTransport& 
   return watch;
 }
 
-// Ends all processes. Open MPI 4 first sends a text about the call to mpirun, which can crash while it handles that
-// (4.1.4, in pmix_server_log_fn) and then ends with 139. The ranks have reported, so the text is turned off.
+// Ends all processes. Open MPI 4 would first send mpirun a text about the call. While mpirun handled that text, it has
+// crashed (4.1.4, in pmix_server_log_fn), and ended with code 139. The ranks have reported, so the text is turned off.
 void end_all() {
   if (void* quiet = ::dlsym(RTLD_DEFAULT, "orte_execute_quiet")) *static_cast<bool*>(quiet) = true;
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ErrorKind::distributed));
